@@ -46,7 +46,15 @@ from rawnn.persistent.phases.overflow import (
 )
 from rawnn.persistent.phases.phase import BETWEEN, Barrier, Phase
 from rawnn.persistent.phases.softmax import SOFTMAX, STATISTICS, Softmax, StatisticsExchange
-from rawnn.persistent.phases.streamed import streamed_phases
+from rawnn.persistent.phases.streamed import (
+    Backward,
+    FirstForward,
+    Forward,
+    Last,
+    ReceiveWeights,
+    Streamed,
+    UpdateFirst,
+)
 from rawnn.persistent.phases.weight_gradient import WeightGradient
 from rawnn.persistent.sharding import (
     ALL_GATHERED,
@@ -223,13 +231,23 @@ def data_parallel(d: Sharding) -> list[Phase]:
     return [GradientAllReduce(SUM_SHARES, tiles, sharded=True), WeightAllGather(SUM_SHARES, tiles)]
 
 
+def streamed(d: Sharding) -> list[Streamed]:
+    """The step of a sharding whose operands stream. It has barriers within its phases."""
+    depth = d.problem.depth
+    return [FirstForward("forward 1"), ReceiveWeights("receive weights"),
+            *(Forward(f"forward {n}", n - 1) for n in range(2, depth)),
+            Last(f"forward {depth}", depth - 1),
+            *(Backward(f"backward {n}", n - 1) for n in range(depth - 2, 1, -1)),
+            UpdateFirst("gradient 1")]
+
+
 # -- the step --------------------------------------------------------------------------------------
 def build(d: Sharding, *, barriers: bool = True, compact: bool = False) -> Schedule:
     """The schedule of one training step; of a kernel that evaluates, its forward phases. The cost
     model leaves `barriers` out, which cost nothing, so that the search is fast. A `compact` one
     needs less shared memory and a barrier more for each layer but two (`aliases_of`)."""
     if d.is_streamed:
-        return Schedule(d, streamed_phases(d), ())
+        return Schedule(d, tuple(streamed(d)), ())
     p, aliases = d.problem, aliases_of(d) if compact else {}
     hides = d.dp_size > 1 and d.micro_batches == 1  # the all-reduce hides Prefetch and SumLoss
     head: list[Phase] = [phase for layer in range(p.depth) for phase in forward(d, layer)]

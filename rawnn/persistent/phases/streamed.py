@@ -385,13 +385,3 @@ class UpdateFirst(Streamed):
         for n in range(1, run.p.depth - 1) if run.p.bias else ():
             run.update(block, f"b{n}", block.at[f"own z{n}"].sum(axis=1), slice(None))
         run.update(block, "w1", block.at["own z1"] @ block.at["x"].T, slice(None))
-
-
-def streamed_phases(d: Sharding) -> tuple[Phase, ...]:
-    """The step of a sharding whose operands stream."""
-    depth = d.problem.depth
-    return (FirstForward("forward 1"), ReceiveWeights("receive weights"),
-            *(Forward(f"forward {n}", n - 1) for n in range(2, depth)),
-            Last(f"forward {depth}", depth - 1),
-            *(Backward(f"backward {n}", n - 1) for n in range(depth - 2, 1, -1)),
-            UpdateFirst("gradient 1"))
