@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rawnn.cuda.compiling.compile import compile_source
 from rawnn.model.optimizers import Optimizer
 from rawnn.persistent import cost
 from rawnn.persistent.choose import choose, streamed_candidates
@@ -19,11 +20,16 @@ from rawnn.persistent.schedule import build
 from rawnn.persistent.sharding import STREAM, Sharding
 from rawnn.persistent.spelling import exactly, parse_sharding
 from rawnn.persistent.streamed import streamed_sharding, why_not_streamed
+from rawnn.persistent.streamed_source import streamed_source
+from rawnn.persistent.tracing import traced
+from rawnn.ptx.persistent.persistent import QUICK
 from tests import requires
 from tests.persistent import test_emulator
 from tests.persistent.problems import HOPPER, VARIETY, problem
 from tests.persistent.test_emulator import Launch, check
 from tests.persistent.test_interpreter import interpreted, worst
+from tests.ptx import guards
+from tests.ptx.architectures import installed_nvrtc
 
 CASES: dict[str, dict[str, Any]] = {
     # Half of each quad is padding, and nothing is rounded for the flag bit.
@@ -180,3 +186,21 @@ def test_asked_blocks_may_stream(tp_size: int, dp_size: int) -> None:
     assert list(streamed_candidates(p, HOPPER, tp_size, dp_size)) == [streamed_sharding(p)]
     assert not list(streamed_candidates(p, HOPPER, 32, dp_size))
     assert not list(streamed_candidates(p, replace(HOPPER, clusters=((1, 63),)), tp_size, dp_size))
+
+
+@pytest.mark.parametrize(("width", "batch", "stages"), [(784, 64, 0), (512, 32, 1), (256, 32, 2)])
+def test_kernels_that_stream_compile(width: int, batch: int, stages: int) -> None:
+    """Also traced; and no instruction is guarded by a predicate that is not there yet."""
+    p = given((784, width, width, width, 10), batch=batch, network={"bias": width != 784})
+    chosen = exactly(p, HOPPER, *parse_sharding((streamed_sharding(p) or fail()).text) or ())
+    for each in (chosen, traced(chosen, 8)):
+        text = streamed_source(each.layout, "train_steps")
+        assert f"kStages = {stages};" in text
+        built = compile_source(installed_nvrtc(), text, name="train_steps.cu", arch="sm_90",
+                               expressions=("train_steps",), options=QUICK)
+        assert "warning" not in built.log or each is not chosen
+        assert [guards.too_early(code) for _, code in guards.texts(built.cubin)] == [[]]
+
+
+def fail() -> Sharding:
+    raise AssertionError("the problem does not stream")
