@@ -32,8 +32,8 @@ from rawnn.ptx.kernels import kernel_for
 from tests.calls import untraced
 from tests.engine import CAPABLE, VALUES, form_for
 
-OPEN = ("max", "auto")
-"""Words for what a run finds out."""
+OPEN = ("max", "auto", "many")
+"""Words for what a run finds out; and for other tiles of a set, which other sizes have as well."""
 LIBRARIES = ("cublas", "cudnn")
 
 
@@ -121,7 +121,8 @@ class Variant:
 
 def member_plans() -> Iterator[tuple[str, Plan]]:
     """What runs around the epochs of many networks, and the toggles of it: their start, by the type
-    of their weights, and the learning rates of their epochs, by the schedule's rule."""
+    of their weights, the learning rates of their epochs, by the schedule's rule, their orders and
+    mean losses."""
     networks, rows, steps = 3, 5, 7
     for opt, dtype in (("none", "float32"), ("bf16,sr", "bfloat16")):
         tensors = {t.name: t for t in (
@@ -129,8 +130,17 @@ def member_plans() -> Iterator[tuple[str, Plan]]:
             Tensor("members", (networks, 12), "int32", Role.DATA),
             Tensor("active", (networks,), "int32", Role.DATA),
             Tensor("clock", (2 * networks,), "int32", Role.STATE),
-            Tensor("rates", (networks * steps,), "float32", Role.SCRATCH))}
+            Tensor("rates", (networks * steps,), "float32", Role.SCRATCH),
+            Tensor("order", (networks, rows), "int32", Role.EPOCH),
+            Tensor("loss", (networks, steps), "float32", Role.METRIC),
+            Tensor("mean", (2 * networks,), "int32", Role.SCRATCH))}
         counts = {"networks": networks, "launched": networks, "steps": steps}
+        yield opt, Plan("around", tensors, (
+            Op("member_orders", "orders", {role: role for role in (
+                "active", "members", "clock", "order")},
+               {**counts, "folds": 1, "count": rows, "shuffled": True}),
+            Op("member_means", "means", {role: role for role in ("active", "loss", "mean")},
+               {**counts, "batch": 8, "whole": steps, "left": 0, "answers": 1})), 8)
         yield opt, Plan("start", tensors, (Op(
             "initialise_members", "initialise", {"w": "w", "members": "members"},
             {**counts, "stream": 1, "bound": 0.3}),), 8)

@@ -124,7 +124,8 @@ _RUN: dict[str, Callable[[Any], Any]] = {
                    "best,-cudnn; seed; best,bias_relu=mine.cu with a kernel of your own.", "best",
                    metavar="TOGGLES", values=toggle_names, many=True),
     "sharding": _option(TOGGLES, "--sharding", "Of the persistent kernel, in full, as a result "
-                        "names it: the toggle persistent=1x1:128:FFFF. The host ignores it.",
+                        "names it: the toggle persistent=1x1:128:FFFF; or launches, with which "
+                        "many networks of any size train. The host ignores it.",
                         "left to --opt", metavar="1x1:128:FFFF"),
     "workload": _option(TOGGLES, "--workload", "Start from a built-in workload: linear, mlp4, "
                         "wide128 ... wide8192.", "none", metavar="NAME", values=workload_names),

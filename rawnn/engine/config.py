@@ -72,8 +72,9 @@ class Config:
     sharding
         of the persistent kernel that trains on a GPU, in full, such as "1x1:128:FFFF", as the
         `sharding` of a Result or of a member says it: the same as the toggle
-        persistent=1x1:128:FFFF behind `opt`. None leaves it to `opt`. It is ignored on the host,
-        whose results do not depend on it
+        persistent=1x1:128:FFFF behind `opt`. "launches" replaces the toggles in `opt`, but for the
+        precision, by those that many networks train with launch by launch. None leaves it to
+        `opt`. It is ignored on the host, whose results do not depend on it
     device
         "auto", "gpu", "gpu:N", "host" or "sim". Many networks train on several GPUs, too:
         "gpu:0,1,2,3" on these, "gpu:all" on all that the process sees; "sim:0,1" are two simulated
@@ -206,11 +207,12 @@ class Config:
         """Raise ConfigError for a sharding that is not one in full."""
         if self.sharding is None:
             return
+        from rawnn.opts.launches import LAUNCHES
         from rawnn.persistent.spelling import is_full_sharding
 
-        if not is_full_sharding(self.sharding):
+        if self.sharding != LAUNCHES and not is_full_sharding(self.sharding):
             raise ConfigError(f"sharding = '{self.sharding}': give it in full, as the result of a "
-                              f"run has it, such as 1x1:128:FFFF or 4x8@l2:256:FSGF:2")
+                              f"run has it, such as 1x1:128:FFFF or 4x8@l2:256:FSGF:2, or launches")
         if any(word.strip().partition("=")[0] == "persistent" for word in self.opt.split(",")):
             raise ConfigError(f"sharding = '{self.sharding}' is the toggle persistent with that "
                               f"value, and opt = '{self.opt}' has that toggle, too: leave one of "
@@ -241,8 +243,14 @@ class Config:
 
     @property
     def toggles(self) -> str:
-        """`opt` with the toggle that `sharding` means."""
-        return self.opt if self.sharding is None else f"{self.opt},persistent={self.sharding}"
+        """`opt` with the toggle that `sharding` means; of "launches" its own, in the precision of
+        `opt`."""
+        if self.sharding is None:
+            return self.opt
+        from rawnn.opts.launches import LAUNCHES, launch_toggles
+
+        return launch_toggles(self.opt) if self.sharding == LAUNCHES else \
+            f"{self.opt},persistent={self.sharding}"
 
     def network(self) -> Network:
         """The network that is trained. Raises ConfigError for an unknown name."""

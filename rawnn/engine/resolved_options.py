@@ -15,6 +15,7 @@ from rawnn.common.target import Machine
 from rawnn.engine.launch_choices import Changes, choices_of
 from rawnn.engine.runners.prepared_run import PreparedRun
 from rawnn.opts import Selection
+from rawnn.opts.launches import LAUNCHES, MANY_GEMMS
 from rawnn.opts.user_kernel_toggles import toggle
 
 
@@ -41,7 +42,10 @@ class ResolvedOptions:
 
     @property
     def sharding(self) -> str:
-        """Of the persistent kernel, in full, such as "1x1:128:FFFF"; "" where none trains."""
+        """Of the persistent kernel, in full, such as "1x1:128:FFFF"; LAUNCHES with the kernels that
+        many networks share; "" where others train."""
+        if MANY_GEMMS in self.toggles.split(","):
+            return LAUNCHES
         values = (word.partition("=") for word in self.toggles.split(","))
         return next((value for name, _, value in values if name == "persistent"), "")
 

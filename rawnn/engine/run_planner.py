@@ -36,18 +36,18 @@ class RunPlanner:
         """The toggles and plans of the run. A resumed run uses those of the run `before`, unless
         `opt` was changed or this machine cannot run them."""
         asked, here, notify = self.config.opt, machine_name(self.opened.machine), self.notify
-        sharding = self._sharding
+        wanted = self._wanted
         stored = read_resolved_options(before[1].taken, str(before[0])) if before else None
         if before is None or stored is None:
-            return self.select_and_prepare(asked + sharding)
+            return self.select_and_prepare(wanted)
         if asked != stored.asked:
             notify(f"--opt {asked} replaces the toggles of the resumed run: "
                    f"{stored.toggles or 'none'}")
-            return self.select_and_prepare(asked + sharding)
-        if sharding and sharding[1:] not in stored.toggles.split(","):
+            return self.select_and_prepare(wanted)
+        if wanted != asked and self.config.sharding != stored.sharding:
             notify(f"the sharding {self.config.sharding} replaces the toggles of the resumed run: "
                    f"{stored.toggles or 'none'}")
-            return self.select_and_prepare(asked + sharding)
+            return self.select_and_prepare(wanted)
         words = stored.toggles.replace(",", ", ") or "no toggles"
         reason = "its toggles are those of another kind of machine"
         if stored.machine == here or "the host" not in (stored.machine, here):
@@ -61,18 +61,17 @@ class RunPlanner:
                     f"; that was on {stored.machine}, this is {here}, on which the last bits may "
                     f"differ"))
                 return planned
-        planned = self.select_and_prepare(asked + sharding)
+        planned = self.select_and_prepare(wanted)
         notify(f"the toggles of the resumed run on {stored.machine} ({words}) are not used on "
                f"{here}: {reason}; --opt {asked} selects others ({planned[0]}), and the run "
                f"continues from the same state, though not bit for bit as it would have there")
         return planned
 
     @property
-    def _sharding(self) -> str:
-        """The toggle that `config.sharding` means, behind others; "" for none. On the host no
-        kernel trains, and results do not depend on it."""
-        on_gpu = self.config.sharding and self.opened.device
-        return f",persistent={self.config.sharding}" if on_gpu else ""
+    def _wanted(self) -> str:
+        """The toggles with what `config.sharding` means. On the host no kernel trains, and results
+        do not depend on it."""
+        return self.config.toggles if self.opened.device else self.config.opt
 
     def select_and_prepare(self, opt: str, stored: ResolvedOptions | None = None
                            ) -> tuple[Selection, PreparedRun]:

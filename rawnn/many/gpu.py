@@ -23,7 +23,7 @@ from rawnn.engine.runners.arenas import fill
 from rawnn.engine.runners.lowering import Lowering
 from rawnn.engine.runners.plan_data import contents
 from rawnn.engine.runners.prepared_run import FIRST_LOSS_SCALE
-from rawnn.many.member_plans import OF_DATA, TEST, MemberPlans, member_plans
+from rawnn.many.member_plans import OF_DATA, TEST, member_plans
 from rawnn.many.members import Arrays, Group, Rows, Scores, as_slice, columns_from
 from rawnn.plan.build import used_tensors
 from rawnn.plan.op import Op
@@ -40,6 +40,11 @@ Shared = dict[tuple[Any, ...], int]
 them; they are freed with the device."""
 
 
+def columns_of(group: Group) -> int:
+    """Columns of a group's scores on the device."""
+    return max(member.epochs for member in group.members)
+
+
 class GpuMembers:
     """Trains the members of a group on an open device, which it leaves open, on a stream of its
     own. A `sharding`, such as "1x1:128:FFFF", is used as it is; else a cost model chooses one, for
@@ -47,15 +52,18 @@ class GpuMembers:
     uploaded again. `plan` makes the plans. Raises Unsupported where no kernel trains such members,
     OutOfMemory, CompileError, CallFailed, ConfigError."""
 
+    make_plans: Callable[..., Any] = staticmethod(member_plans)
+    """Of a group, a machine, a sharding, epochs and members at once."""
+
     def __init__(self, group: Group, opened: Opened, *,
                  notify: Callable[[str], object] = lambda message: None,
                  sharding: str = "", at_once: int | None = None,
-                 shared: Shared | None = None,
-                 plan: Callable[..., MemberPlans] = member_plans) -> None:
+                 shared: Shared | None = None, plan: Callable[..., Any] | None = None) -> None:
         assert opened.device is not None
         self._group, self._shared = group, shared
-        self._columns = max(member.epochs for member in group.members)
-        self._plans = plan(group, opened.machine, sharding, self._columns, at_once)
+        self._columns = columns_of(group)
+        self._prepare((plan or self.make_plans)(group, opened.machine, sharding, self._columns,
+                                                at_once))
         self._epochs = 0  # columns of scores so far
         self._blocks = [np.empty((len(group), 0, 3))]  # those that were read already
         self._read = 0
@@ -70,19 +78,33 @@ class GpuMembers:
         except BaseException:
             self._closing.close()
             raise
-        d = self._plans.choice.sharding
-        notify(f"{len(group):,} members: each on {d.tp_size} thread block"
-               f"{'s' if d.tp_size > 1 else ''} of {d.threads} threads, "
-               f"{d.blocks_per_multiprocessor} blocks a multiprocessor, {self.sharding}")
+        notify(f"{len(group):,} members: {self._described}")
+
+    def _prepare(self, plans: Any) -> None:
+        self._plans, self._words = plans, plans.words
+        self.sharding, self.choice = plans.choice.sharding.text, plans.choice
+        self._answers = bool(plans.evaluate.ops[0].attributes["answers"])
 
     @property
-    def sharding(self) -> str:
-        return self._plans.choice.sharding.text
+    def _described(self) -> str:
+        d = self.choice.sharding
+        return f"each on {d.tp_size} thread block{'s' if d.tp_size > 1 else ''} of {d.threads} " \
+               f"threads, {d.blocks_per_multiprocessor} blocks a multiprocessor, {self.sharding}"
 
     # -- making ready ------------------------------------------------------------------------------
     def _build(self) -> None:
-        device, plans = self._device, self._plans
-        every = [plans.start, plans.rates, plans.train, plans.evaluate]
+        plans = self._plans
+        self._place_all([plans.start, plans.rates, plans.train, plans.evaluate])
+        self._run_once(plans.start)
+        self._activate(np.arange(len(self._group), dtype=np.int32))
+        if plans.constant:
+            self._run_once(plans.rates)
+        self._device.stream.synchronize("making members ready")
+
+    def _place_all(self, every: list[Plan]) -> None:
+        """Compile the kernels of the plans, and give their tensors memory with what they begin
+        with."""
+        device = self._device
         self._lowering = Lowering(device)
         self._closing.callback(self._lowering.close)
         compiling = self._lowering.begin(every)
@@ -96,11 +118,6 @@ class GpuMembers:
         for name, tensor in self._tensors.items():
             self._place(name, tensor, keys[name])
         device.finish(compiling)
-        self._run_once(plans.start)
-        self._activate(np.arange(len(self._group), dtype=np.int32))
-        if plans.constant:
-            self._run_once(plans.rates)
-        device.stream.synchronize("making members ready")
 
     def _key(self, name: str, tensor: Tensor) -> tuple[Any, ...] | None:
         """By what a tensor is found in `shared`; None for one of this group alone."""
@@ -133,11 +150,14 @@ class GpuMembers:
         group, data = self._group, self._group.dataset
         folds = range(max(len(group.rows), len(group.held_out), 1))
         if name == "members":
-            return self._plans.words
-        if name == "rows":
-            return np.concatenate(group.rows)
-        if name == "held_out":
-            return np.concatenate(group.held_out)
+            return np.asarray(self._words)
+        if name in ("rows", "held_out"):
+            lists = group.rows if name == "rows" else group.held_out
+            longest = max(map(len, lists))
+            return np.stack([np.pad(each, (0, longest - len(each))) for each in lists]) \
+                .reshape(tensor.shape)
+        if name == "counts":
+            return group.counts.reshape(-1)
         if name in ("mean", "inverse_std"):
             of = group.normalisations
             return np.stack([getattr(of[i if len(of) > 1 else 0], name) for i in folds])
@@ -162,9 +182,11 @@ class GpuMembers:
         if self._active is not None and np.array_equal(active, self._active):
             return
         self._active = np.array(active, np.int32)
-        self._uploaded.append(self._active)
+        listed = np.full(len(self._group), -1, np.int32)
+        listed[:len(active)] = active
+        self._uploaded.append(listed)
         check(self._device.driver, "cuMemcpyHtoDAsync", self._device.driver.cuMemcpyHtoDAsync(
-            self._addresses["active"], self._active.ctypes.data, self._active.nbytes,
+            self._addresses["active"], listed.ctypes.data, listed.nbytes,
             self._device.stream.handle), "the list of active members")
 
     def _of_epoch(self, launched: int) -> list[_Launch]:
@@ -186,12 +208,15 @@ class GpuMembers:
             self._activate(active)
             launches = self._of_epoch(len(active))
         for _ in range(epochs):
-            offset = self._column() * len(self._group) * SCORE_BYTES
-            for command, scores in launches:
-                for name in scores:
-                    command.rebind(name, self._addresses[name] + offset)
-                command.run(0)
+            self._run_epoch(launches, self._column() * len(self._group) * SCORE_BYTES)
             self._epochs += 1
+
+    def _run_epoch(self, launches: list[_Launch], offset: int) -> None:
+        """Enqueue an epoch, whose scores lie so many bytes behind those of the first column."""
+        for command, scores in launches:
+            for name in scores:
+                command.rebind(name, self._addresses[name] + offset)
+            command.run(0)
 
     def _column(self) -> int:
         """The column of the scores of the epoch that comes. Those on the device are read, and
@@ -221,14 +246,13 @@ class GpuMembers:
     def scores(self, first: int = 0) -> Scores:
         self._read_scores()
         found = columns_from(self._blocks, first)
-        answers = self._plans.evaluate.ops[0].attributes["answers"]
         of_folds = [self._group.loss_factor(i) or 1.0
                     for i in range(len(self._group.target_normalisations))]
         if is_scaled := any(factor != 1.0 for factor in of_folds):
             found = found.copy()
             found[:, :, :2] *= np.array([of_folds[fold if len(of_folds) > 1 else 0]
                                          for fold in self._group.fold])[:, None, None]
-        if not answers:
+        if not self._answers:
             found = found if is_scaled else found.copy()
             found[:, :, 2] = np.nan
         return Scores.of(found)
@@ -236,7 +260,7 @@ class GpuMembers:
     @property
     def _state(self) -> dict[str, Tensor]:
         """The stacks that a checkpoint holds."""
-        return {name: t for name, t in self._plans.train.tensors.items()
+        return {name: t for name, t in self._tensors.items()
                 if t.role in (Role.PARAMETER, Role.STATE)}
 
     def _parts(self, members: Rows) -> Iterator[tuple[Tensor, NDArray[Any], int]]:

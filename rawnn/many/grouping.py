@@ -137,8 +137,7 @@ def members_of(configs: Sequence[Config], folds: Folds, data: Dataset, normalise
                     check_fit(plain, parts[size])
                     fits.add(fit)
                 known[size], _ = settled(plain, parts[size])
-            scored = len(folds.held_out[fold]) if folds.held_out else 0
-            groups.setdefault((group_key(known[size]), size, scored), []).append(len(decided))
+            groups.setdefault(group_key(known[size]), []).append(len(decided))
             decided.append(known[size])
     group, place = np.zeros(len(decided), np.int32), np.zeros(len(decided), np.int32)
     folded = np.tile(np.arange(lists, dtype=np.int32), len(configs))

@@ -72,7 +72,8 @@ class ManyLoop:
         self.best, self._team = best, team
         self._columns = [0] * len(trainers)
         self._own = np.array([config.epochs for config in members.configs])
-        self._steps = np.array([group.steps for group in members.groups])[members.group]
+        self._steps = np.array([members.groups[group].steps_of(place) for group, place in
+                                zip(members.group.tolist(), members.place.tolist(), strict=True)])
         self._chunk, self._rate = 1, 0.0
         self.seconds, self.steps = 0.0, 0
         self._saved = -1

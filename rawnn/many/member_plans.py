@@ -50,6 +50,7 @@ class MemberPlans:
     constant: whether the rates are always the same, so that they are computed once and no epoch
         runs `rates`.
     words: of all members, int32 [members, words of one].
+    is_named: whether the user named the sharding.
     """
 
     start: Plan
@@ -60,6 +61,7 @@ class MemberPlans:
     settings: tuple[str, ...]
     constant: bool
     words: NDArray[np.int32]
+    is_named: bool = False
 
     @property
     def epoch(self) -> tuple[Plan, ...]:
@@ -70,7 +72,7 @@ class MemberPlans:
 def schedule_of(group: Group, member: int) -> Schedule:
     """The learning rates of a member's run."""
     config = group.members[member]
-    return parse(config.schedule).resolve(config.lr, group.steps, config.epochs)
+    return parse(config.schedule).resolve(config.lr, group.steps_of(member), config.epochs)
 
 
 class SharedPlans:
@@ -99,10 +101,13 @@ def member_plans(group: Group, machine: Machine, sharding: str, epochs: int,
     """The plans of a group; scores have columns for so many epochs. Without a `sharding` one is
     chosen for so many members `at_once` (None: all). Raises Unsupported where no kernel trains such
     members, ConfigError for toggles that cannot run on the machine."""
-    return _Builder(group, machine, epochs).build(sharding, at_once or len(group))
+    return PlanBuilder(group, machine, epochs).build(sharding, at_once or len(group))
 
 
-class _Builder:
+class PlanBuilder:
+    TOGGLES = "none,preload,arena,nosync"
+    """Those of the steps, beside the ones that say in which numbers."""
+
     def __init__(self, group: Group, machine: Machine, epochs: int) -> None:
         self.group, self.machine, self.epochs = group, machine, epochs
         if reason := machine.target.lacks(*NEEDED):
@@ -119,9 +124,8 @@ class _Builder:
         if any(group.loss_factor(i) is None for i in range(len(group.target_normalisations))):
             raise Unsupported("measures target values of different deviations on the host",
                               "leave out normalise_targets")
-        if len({len(each) for each in group.held_out}) > 1:
-            raise Unsupported("measures lists of rows of different lengths",
-                              "give lists of one length")
+        self.uneven, self.uneven_scored = (len({*group.counts[:, part].tolist()}) > 1
+                                           for part in (0, 1))
         recipe = group.config.recipe()
         if not recipe.steps(group.examples):
             raise Unsupported("has a batch of more examples than there are",
@@ -146,7 +150,7 @@ class _Builder:
         words = [name if value is None else f"{name}={value}" for name, value in found.items()
                  if name in TOGGLES and TOGGLES[name].group == "numbers"]
         self.asked = str(found.get("persistent") or "")
-        return select(",".join(["none", "preload", "arena", "nosync", *words]), self.network,
+        return select(",".join([self.TOGGLES, *words]), self.network,
                       steps, self.machine, batch=recipe.batch, recipe=recipe, data_spec=spec)
 
     @property
@@ -160,8 +164,9 @@ class _Builder:
         """With inputs that are rounded once, where all members have the same ones."""
         return plan if self.inputs_differ else with_rounded_inputs(plan)
 
-    def _step(self, *, rest: bool = False) -> Plan:
-        spec = replace(data_spec_of(self.dataset, "train"), examples=self.group.examples)
+    def _step(self, *, rest: bool = False, examples: int = 0) -> Plan:
+        spec = replace(data_spec_of(self.dataset, "train"),
+                       examples=examples or self.group.examples)
         plan, _ = self.selection.apply(training_step(self.network, self.recipe, spec, partial=rest))
         return self._rounded(plan)
 
@@ -179,11 +184,13 @@ class _Builder:
         group, recipe = self.group, self.recipe
         step = self._step()
         problem = problem_of(step)
-        left = recipe.partial_size(group.examples)
+        rests = {left: self._step(rest=True, examples=examples)
+                 for examples in sorted({*group.counts[:, 0].tolist()})
+                 if (left := recipe.partial_size(examples))}
         single = problem_of(with_rounded_inputs(step) if self.inputs_differ else step)
-        members = Members(self.listed, self.shuffled,
+        members = Members(self.listed, self.shuffled, uneven=self.uneven,
                           single=replace(single, ordered=self.shuffled))
-        own = training_problem(problem, members, left > 0, self._decays)
+        own = training_problem(problem, members, bool(rests), self._decays)
         chip = chip_of(self.machine.target)
         asked = sharding or group.config.sharding or \
             (self.asked if is_full_sharding(self.asked) else "")
@@ -192,11 +199,12 @@ class _Builder:
         first = next(op for op in step.ops if "dw" in op.operands and "w" in op.operands)
         self.settings = tuple(k for k, v in first.attributes.items()
                               if k not in NOT_SETTINGS and not isinstance(v, bool))
-        train = self._train(step, self._step(rest=True) if left else None, choice.layout)
+        train = self._train(step, rests, choice.layout)
         evaluate = self._evaluate(choice, chip.shared, train)
         constant = parse(group.config.schedule).resolve(1.0, 1, 1).constant
         return MemberPlans(self._start(train, evaluate, step), self._rates(train), train, evaluate,
-                           choice, self.settings, constant, table_of(group, self.settings))
+                           choice, self.settings, constant, table_of(group, self.settings),
+                           bool(asked))
 
     def _common(self, plan: Plan, prefix: str,
                 part: str) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -252,12 +260,21 @@ class _Builder:
             return replace(tensor, shape=(networks, *tensor.shape), packed=True)
         return replace(tensor, shape=(networks * tensor.shape[0], *tensor.shape[1:]))
 
-    def _train(self, step: Plan, rest: Plan | None, layout: Layout) -> Plan:
+    def _rests(self, rests: dict[int, Plan], left: int, uneven: bool) -> dict[str, Any]:
+        """The plans of partial batches, as attributes of an op."""
+        if uneven:
+            return {"rests": rests}
+        return {"rest": rests[left]} if left else {}
+
+    def _train(self, step: Plan, rests: dict[int, Plan], layout: Layout) -> Plan:
         group, networks = self.group, len(self.group)
         tensors, operands = self._common(step, "", "train")
         if self.listed:
             tensors["rows"] = Tensor("rows", (self.folds * group.examples,), "int32", Role.DATA)
             operands["rows"] = "rows"
+        if self.uneven:
+            tensors["counts"] = Tensor("counts", (2 * self.folds,), "int32", Role.DATA)
+            operands["counts"] = "counts"
         steps = group.steps
         kept = {t.name: t for op in step.ops for t in map(step.__getitem__, op.tensors)
                 if t.role in (Role.PARAMETER, Role.STATE) or role_of(t) == "overflow"}
@@ -272,10 +289,10 @@ class _Builder:
         for name, (size, dtype) in made.items():
             tensors[name] = Tensor(name, (size,), dtype, Role.SCRATCH)
             operands[name] = name
-        numbers = self._numbers("train", group.examples, step.batch,
-                                rest.batch if rest is not None else 0)
+        left = self.recipe.partial_size(group.examples)
+        numbers = self._numbers("train", group.examples, step.batch, left)
         op = Op(TRAIN, TRAIN, operands, {
-            **numbers, "step": step, **({"rest": rest} if rest is not None else {}),
+            **numbers, "step": step, **self._rests(rests, left, self.uneven),
             "layout": layout, "settings": self.settings, "ordered": self.recipe.shuffle,
             "shuffled": self.shuffled, "outputs": tuple(n for n in made if n != "rates")},
             "persistent")
@@ -284,7 +301,7 @@ class _Builder:
     def _evaluate(self, choice: Choice, room: int, train: Plan) -> Plan:
         group, part, networks = self.group, self.measured, len(self.group)
         d = choice.sharding
-        examples = len(group.held_out[0]) if group.held_out else len(self.dataset.test_images)
+        examples, counts = group.scored, {*group.counts[:, 1].tolist()}
         batch = min(d.micro_batch, examples)  # what the kernel has memory for
         left = examples % batch
         spec = replace(data_spec_of(self.dataset, part), examples=examples)
@@ -294,11 +311,15 @@ class _Builder:
         if group.held_out:
             tensors["held_out"] = Tensor("held_out", (self.folds * examples,), "int32", Role.DATA)
             operands["rows"] = "held_out"
+        if self.uneven_scored:
+            tensors["counts"] = Tensor("counts", (2 * self.folds,), "int32", Role.DATA)
+            operands["counts"] = "counts"
         for name, tensor in train.tensors.items():
             if tensor.role is Role.PARAMETER:
                 tensors[name] = tensor
                 operands[role_of(tensor)] = name
-        layout = self._evaluation_layout(d.problem, step, batch, left > 0, choice, room)
+        rests = {n % batch: self._measuring(n % batch, spec) for n in sorted(counts) if n % batch}
+        layout = self._evaluation_layout(d.problem, step, batch, bool(rests), choice, room)
         made = {name: (networks * words, "int32")
                 for name, words in layout.workspaces(1).items()}
         made |= dict.fromkeys(("validation_loss", "validation_score"),
@@ -310,7 +331,7 @@ class _Builder:
         numbers = self._numbers(part, examples, batch, left)
         op = Op(EVALUATE, EVALUATE, operands, {
             **numbers, "answers": spec_of_loss.counts(self.network.outputs), "step": step,
-            **({"rest": self._measuring(left, spec)} if left else {}), "layout": layout,
+            **self._rests(rests, left, self.uneven_scored), "layout": layout,
             "outputs": tuple(made)}, "persistent")
         return Plan("evaluate", tensors, (op,), batch, target=step.target).check()
 
@@ -322,7 +343,7 @@ class _Builder:
             inputs=step[gather.operands["images"]].dtype, normalised="mean" in gather.operands,
             labels=step[gather.operands["labels"]].dtype if problem.labelled else "")
         return evaluation_layout(replace(choice.sharding, problem=changed),
-                                 bool(self.group.held_out), partial, room)
+                                 bool(self.group.held_out), partial, room, self.uneven_scored)
 
     def _start(self, train: Plan, evaluate: Plan, step: Plan) -> Plan:
         networks = len(self.group)
@@ -348,7 +369,7 @@ class _Builder:
         op = Op("member_schedule", "schedule",
                 {role: role for role in ("active", "members", "clock", "rates")},
                 {"kind": schedule.kind, "launched": networks, "networks": networks,
-                 "steps": schedule.steps})
+                 "steps": self.group.steps})
         return Plan("rates", dict(train.tensors), (op,), train.batch, target=train.target).check()
 
 
@@ -363,7 +384,8 @@ def words_of(group: Group, member: int, settings: tuple[str, ...]) -> dict[str, 
 def table_of(group: Group, settings: tuple[str, ...]) -> NDArray[np.int32]:
     """The words of all members, int32 [members, words of one]. Members with the same options but
     for seed and rows, which most are, have the same words but for these."""
-    options = [_WORDED(config) for config in group.members]
+    options = [(*_WORDED(config), group.steps_of(member))
+               for member, config in enumerate(group.members)]
     first = {each: member for member, each in reversed(list(enumerate(options)))}
     words = {each: member_words(**words_of(group, member, settings))
              for each, member in first.items()}

@@ -85,10 +85,10 @@ class Group:
         `group_key` is equal.
     rows: L distinct lists of training rows, int32, indices into `dataset.train_images`, in the
         order in which the member sees them (order[i] of an epoch means rows[order[i]]); () where
-        every member trains on all rows. All lists of a group have the same length.
+        every member trains on all rows. They may differ in length.
     held_out: L lists of rows, indices into `dataset.train_images`, on which the members of the list
-        of that place are scored; () where all are scored on the data set's test part. All have the
-        same length, too.
+        of that place are scored; () where all are scored on the data set's test part. They may
+        differ in length, too.
     fold: int32 [N], the list of each member; zeros without lists.
     normalisations: of the inputs of each list, learned from its rows where it is learned; one where
         there are no lists.
@@ -114,18 +114,49 @@ class Group:
 
     @property
     def examples(self) -> int:
-        """Training rows of each member."""
-        return len(self.rows[0]) if self.rows else len(self.dataset.train_images)
+        """Training rows of each member, of the longest list."""
+        return max(map(len, self.rows)) if self.rows else len(self.dataset.train_images)
+
+    @property
+    def scored(self) -> int:
+        """Rows that each member is scored on, of the longest list."""
+        return max(map(len, self.held_out)) if self.held_out else len(self.dataset.test_images)
+
+    @cached_property
+    def counts(self) -> NDArray[np.int32]:
+        """Training rows and scored rows of each list, int32 [L, 2]."""
+        lists = range(max(len(self.rows), len(self.held_out), 1))
+        return np.array([[len(self.rows[i]) if self.rows else self.examples,
+                          len(self.held_out[i]) if self.held_out else self.scored]
+                         for i in lists], np.int32)
 
     @cached_property
     def steps(self) -> int:
-        """Training steps of an epoch of each member."""
+        """Training steps of an epoch of each member, of the longest list."""
         return self.config.recipe().updates(self.examples)
+
+    def steps_of(self, member: int) -> int:
+        """Training steps of an epoch of a member."""
+        return self.config.recipe().updates(int(self.counts[self.fold[member], 0]))
 
     @cached_property
     def is_foldless(self) -> bool:
         """Whether all members train on all rows and are scored on the data set's test part."""
         return not self.rows and not self.held_out
+
+    def part(self, places: Rows) -> Group:
+        """The group of the members at these places alone, with their lists of rows."""
+        used = np.unique(self.fold[places])
+
+        def chosen(lists: tuple[Any, ...]) -> tuple[Any, ...]:
+            return tuple(lists[i] for i in used) if len(lists) > 1 else lists
+
+        members = tuple(self.members[i] for i in places)
+        config = replace(self.config, epochs=max(config.epochs for config in members))
+        return Group(config, self.dataset, members, chosen(self.rows), chosen(self.held_out),
+                     np.searchsorted(used, self.fold[places]).astype(np.int32),
+                     chosen(self.normalisations), chosen(self.target_normalisations),
+                     self.exact_targets)
 
     def loss_factor(self, fold: int) -> float | None:
         """What turns a loss of normalised target values into the units of the values, as a Report

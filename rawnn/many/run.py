@@ -200,9 +200,11 @@ class ManyRun:
                     self.best[member] = state
             arrays = stacked(states)
             if "clock" not in arrays:  # runs that have no use for it keep none
-                steps = self.members.groups[number].steps
-                arrays["clock"] = np.array([[epoch, count_after(epoch * steps)] for epoch in
-                                            self.progress.epoch[chosen].tolist()], np.int32)
+                own = self.members.groups[number]
+                arrays["clock"] = np.array([
+                    [epoch, count_after(epoch * own.steps_of(place))] for epoch, place in
+                    zip(self.progress.epoch[chosen].tolist(), self.members.place[chosen].tolist(),
+                        strict=True)], np.int32)
             trainer.load(self.members.place[chosen],
                          {**arrays, "epoch": self.progress.epoch[chosen]})
         for number, group in enumerate(before.groups):

@@ -12,7 +12,8 @@ from rawnn.distributed import Team
 from rawnn.engine.machine import Opened
 from rawnn.many.gpus import Gpu
 from rawnn.many.host import HostMembers, WorkerPool
-from rawnn.many.members import Group, MemberTrainer, group_key
+from rawnn.many.members import Group, MemberTrainer
+from rawnn.many.parts import PartedMembers
 from rawnn.many.ranks import RankMembers
 from rawnn.many.residents import MovableMembers, Resident
 from rawnn.many.sessions import SIDE_BY_SIDE, SessionMembers
@@ -38,9 +39,8 @@ def trainers_of(groups: Sequence[Group], opened: Opened, notify: Callable[[str],
                 ends_together: bool = False) -> Iterator[MemberTrainer]:
     """The trainers of all groups, one by one: on what is `opened`, over several `gpus`, or over the
     ranks of a `team`, each on what it has opened. Groups on the host share their worker processes;
-    those of few members are on different GPUs or ranks. Groups that differ in the length of their
-    lists of rows alone train at once, and so have the sharding for all their members.
-    `ends_together` says that members stop behind their epochs alone."""
+    those of few members are on different GPUs or ranks. `ends_together` says that members stop
+    behind their epochs alone."""
     pool, plan = None, None
     if opened.device is None:
         pool = WorkerPool(processes=team.place.local_size if team is not None else 1)
@@ -49,10 +49,9 @@ def trainers_of(groups: Sequence[Group], opened: Opened, notify: Callable[[str],
 
         plan = SharedPlans()
     make: Make = partial(trainer_of, pool=pool, shared={}, plan=plan)
-    keys = [group_key(group.config) for group in groups]
     dealt = 0
-    for group, key in zip(groups, keys, strict=True):
-        at_once = sum(len(other) for other, its in zip(groups, keys, strict=True) if its == key)
+    for group in groups:
+        at_once = len(group)
         if team is not None:
             yield RankMembers(group, opened, team, make, notify, at_once, dealt)
         elif gpus:
@@ -74,19 +73,27 @@ def trainer_of(group: Group, opened: Opened, notify: Callable[[str], None],
         return HostMembers(group, opened, notify, pool)
     # Imported only for a GPU: generating its kernels takes more modules than the host needs.
     from rawnn.many.gpu import GpuMembers
-    from rawnn.many.member_plans import member_plans
+    from rawnn.many.launches import kind_of, parts_of
+    from rawnn.many.member_plans import SharedPlans
 
     found = OnDevice() if shared is None else shared.setdefault(opened.device, OnDevice())
+    named = group.config.sharding or ""
+    plan = plan or SharedPlans()
 
-    def make(sharding: str) -> MemberTrainer:
-        return GpuMembers(group, opened, notify=notify if not sharding else lambda message: None,
-                          sharding=sharding or group.config.sharding or "", at_once=at_once,
-                          shared=None if shared is None else found.arrays,
-                          plan=plan or member_plans)
+    def trainer(own: Group) -> MemberTrainer:
+        def make(sharding: str) -> MemberTrainer:
+            return kind(own, opened, notify=notify if not sharding else lambda message: None,
+                        sharding=sharding or named, at_once=at_once,
+                        plan=plan if kind is GpuMembers else None,
+                        shared=None if shared is None else found.arrays)
+
+        return make("") if shared is None else \
+            MovableMembers(len(own), make, found.residents, notify)
 
     try:
-        return make("") if shared is None else \
-            MovableMembers(len(group), make, found.residents, notify)
+        kind = kind_of(group, opened, named, at_once, plan)
+        return trainer(group) if kind is GpuMembers else \
+            PartedMembers(group, parts_of(group, opened), trainer)
     except Unsupported as reason:
         notify(f"{len(group):,} member{'s' * (len(group) > 1)} of {group.config.network()} train "
                f"launch by launch, {SIDE_BY_SIDE} side by side at most, since no kernel trains "

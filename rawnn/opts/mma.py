@@ -22,7 +22,7 @@ from rawnn.plan.policy import Policy
 from rawnn.ptx.gemm.mma import scaled_is_faster, wgmma_is_faster
 from rawnn.ptx.gemm.tiles import gemm_shape
 
-VALUES = ("auto", "sync", "wgmma")
+VALUES = ("auto", "sync", "wgmma", "many")
 KINDS = ("sync", "wgmma", "scaled", "skinny")
 """What can compute a GEMM: mma.sync, wgmma, wgmma of scaled float16 for float32, or the
 small-batch kernels, which stream the weights."""
@@ -80,12 +80,15 @@ def is_skinny(plan: Plan, op: Op) -> bool:
 
 
 def apply(plan: Plan, policy: Policy, value: str | int | None) -> Rewritten:
-    """`sync` excludes instructions that only Hopper has, also from fused GEMMs. If a kind is left
-    out (`-KIND`), the next of KINDS computes its GEMMs; without `sync`, the rest keeps its
-    implementation."""
+    """`sync` excludes instructions that only Hopper has, also from fused GEMMs. `many` has tiles
+    that take the least of one multiprocessor, for launches that the GEMMs of many networks fill. If
+    a kind is left out (`-KIND`), the next of KINDS computes its GEMMs; without `sync`, the rest
+    keeps its implementation."""
     if value == "sync":
         plan = replace(plan, target=plan.target.without(*HOPPERS))
-    taken = set(KINDS) - left_out(value)
+    if value == "many":
+        plan = replace(plan, target=replace(plan.target, multiprocessors=1, at_once={1: 1}))
+    taken = set(KINDS) - left_out(value) - ({"skinny"} if value == "many" else set())
     if not plan.target.has(*HOPPERS):
         taken -= {"wgmma", "scaled", "skinny"}
 
@@ -135,9 +138,10 @@ register(Toggle(
     "mma",
     claim="GEMMs by our own kernels on tensor cores, float32 as three of tf32 or float16; on "
           "Hopper large ones by wgmma, and 16-bit ones of small batches by kernels that stream the "
-          "weights; -KIND leaves out one of " + ", ".join(KINDS),
+          "weights; many: in tiles for launches of many networks; -KIND leaves out one of "
+          + ", ".join(KINDS),
     source="PTX ISA: mma.sync, wgmma.mma_async; NVIDIA CUTLASS",
     group="kernels", apply=apply, needs=needs, needs_text="compute capability 8.0",
-    parameter=Parameter("auto|sync|wgmma|-KIND", parse, "auto"), resolve=resolve,
+    parameter=Parameter("auto|sync|wgmma|many|-KIND", parse, "auto"), resolve=resolve,
     conflicts=("cublas",),
 ))

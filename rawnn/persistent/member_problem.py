@@ -35,10 +35,11 @@ def check_members(d: Sharding) -> None:
                           FIX)
 
 
-def evaluation_layout(d: Sharding, listed: bool, partial: bool, room: int) -> Layout:
+def evaluation_layout(d: Sharding, listed: bool, partial: bool, room: int,
+                      uneven: bool = False) -> Layout:
     """The layout of the kernel that measures the members of a training kernel `d`."""
     problem = replace(d.problem, states=(), timed=False, scheduled=False, growth=0, ordered=listed,
                       partial=partial)
-    members = Members(listed, shuffled=False, evaluates=True)
+    members = Members(listed, shuffled=False, evaluates=True, uneven=uneven)
     return layout_of(replace(d, problem=problem, members=members, micro_batches=1, resident=0),
                      room)

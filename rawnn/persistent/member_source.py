@@ -15,7 +15,9 @@ from rawnn.persistent.writer import literal
 
 COUNTS = ("launched", "networks", "epochs", "examples", "data_rows", "folds")
 """Members of a launch and of the stacks, epochs of the scores, examples of each member and of the
-data set, and lists of rows. The kernel needs some; all say how large its operands are."""
+data set, and lists of rows. The kernel needs some; all say how large its operands are. Where lists
+of rows differ in length, these are those of the longest, and so are steps and partial batch; a
+member has those of its own from `counts`."""
 
 
 def member_source(layout: Layout, name: str) -> str:
@@ -30,6 +32,7 @@ def data_parameters(p: Problem, layout: Layout) -> list[tuple[str, str]]:
     if not p.labelled and not p.reconstruct:
         found += [("int", "target_stride"), ("int", "target_rows")]
     found += [("const int*", "rows")] if layout.sharding.members_or_fail.listed else []
+    found += [("const int*", "counts")] if layout.sharding.members_or_fail.uneven else []
     for name in ("mean", "inverse_std") if p.normalised else ():
         found += [("const float*", name), ("int", f"ld{name}")]
     return [*found, ("const int*", "active"), ("const int*", "members"), ("int", "ldmembers")]
@@ -88,11 +91,23 @@ class MemberEmitter(KernelEmitter):
             w("targets += static_cast<long long>(fold) * target_stride * ldtargets;")
         for name, size in self.strides().items():
             w(f"{name} += static_cast<long long>(member) * {size};")
+        if how.uneven:
+            self.count_examples()
         self.load_settings()
         if p.ordered:
             at = f"reinterpret_cast<const Permutation*>{self.k.at('permutation')}"
             w(f"const MemberOrder<{literal(how.shuffled)}, {literal(how.listed)}> order = {{{at}, "
               f"{'rows' if how.listed else 'nullptr'}}};")
+
+    def count_examples(self) -> None:
+        """The examples and steps of the member, behind whatever depends on those of the longest
+        list: `counts` are training rows and scored rows of each list."""
+        w, batch = self.w, self.p.batch
+        w(f"examples = counts[2 * fold + {int(self.d.evaluates)}];")
+        if self.p.partial:
+            w(f"whole = examples / {batch};")
+            w(f"left = examples - whole * {batch};")
+        w("span = whole + (left > 0 ? 1 : 0);" if self.p.partial else f"span = examples / {batch};")
 
     def strides(self) -> dict[str, str]:
         """Elements from a member to the next, by the names of pointers."""

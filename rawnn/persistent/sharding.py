@@ -75,6 +75,7 @@ class Members:
     listed: whether a member takes its examples from a list of rows, such as a fold.
     shuffled: whether every epoch has a new order.
     evaluates: whether the kernel runs the forward phases and the loss alone, in the rows' order.
+    uneven: whether lists of rows differ in length.
     single: what the kernel of one network trains in its place. Where a sharding leaves `resident`
         out, the layout of that kernel decides how gradients are tiled, on which bits depend.
     """
@@ -82,6 +83,7 @@ class Members:
     listed: bool = False
     shuffled: bool = False
     evaluates: bool = False
+    uneven: bool = False
     single: Problem | None = None
 
 

@@ -1,5 +1,6 @@
 """Every family of kernels: importing this module registers them all."""
 
+from rawnn.ptx import each_member as _each_member
 from rawnn.ptx.elementwise import activations as _activations
 from rawnn.ptx.elementwise import epoch as _epoch
 from rawnn.ptx.fused import head as _head
@@ -17,5 +18,5 @@ from rawnn.ptx.persistent import members as _members
 from rawnn.ptx.persistent import persistent as _persistent
 
 __all__ = ["KERNELS", "WRITTEN", "KernelImpl", "Scalars", "Shape", "kernel_for"]
-del _activations, _epoch, _head, _linear, _loss_products, _losses, _members, _mma, _narrow
-del _persistent, _products, _skinny, _tiled, _updates
+del _activations, _each_member, _epoch, _head, _linear, _loss_products, _losses, _members, _mma
+del _narrow, _persistent, _products, _skinny, _tiled, _updates

@@ -25,9 +25,10 @@ REPLACES = "replaces"
 _NOT_KERNELS = {"upload": "the driver copies batches", "train_steps": "its kernel is written anew "
                 "for every network", "advance": "graphs move the cursor by it",
                 "epoch_boundary": "it is shuffle and tick in one: replace these",
-                **dict.fromkeys(("train_members", "evaluate_members"),
+                **dict.fromkeys(("train_members", "evaluate_members", "each_member"),
                                 "its kernel is written anew for every network"),
-                **dict.fromkeys(("initialise_members", "member_schedule"),
+                **dict.fromkeys(("initialise_members", "member_schedule", "member_orders",
+                                 "member_means"),
                                 "networks that are trained at once have their own")}
 
 _OUTSIDE_STEPS = ("initialise", "cast", "shuffle", "schedule", "tick")

@@ -11,10 +11,10 @@ import pytest
 from rawnn.cuda.device import Device
 from rawnn.engine.machine import Opened
 from rawnn.engine.training import Session
-from rawnn.many.gpu import GpuMembers
+from rawnn.many.launches import kind_of
 from rawnn.many.members import Group
 from rawnn.opts.registry import TOGGLES, Machine
-from tests.many.test_gpu_members import folded, group_of
+from tests.many.test_gpu_members import folded, group_of, uneven
 
 pytestmark = pytest.mark.gpu
 
@@ -29,7 +29,8 @@ def opened(device: Device, machine: Machine) -> Opened:
 def check(opened: Opened, group: Group, sharding: str = "", members: tuple[int, ...] = ()) -> None:
     """Parameters, optimizer state and losses of some members are those of single runs."""
     count = len(group)
-    trainer = GpuMembers(group, opened, sharding=sharding)
+    kind = kind_of(group, opened, sharding)
+    trainer = kind(group, opened, sharding=sharding)
     trainer.run(np.arange(count, dtype=np.int32), 2)
     chosen = sorted({0, count // 2, count - 1, *members})
     trainer.run(np.array(chosen, np.int32), 1)
@@ -75,3 +76,17 @@ def test_a_named_sharding(opened: Opened, sharding: str) -> None:
 def test_the_number_of_members_changes_nothing(opened: Opened, count: int) -> None:
     group = folded(count, opt="preload", device="gpu", momentum=0.9)
     check(opened, group, "1x1:64:FFF")
+
+
+@pytest.mark.parametrize("options", [
+    {"layers": (784, 128, 10), "batch": 128, "opt": "tf32"}, {"layers": (784, 10), "batch": 128},
+    {"layers": (54, 128, 64, 7), "batch": 32, "optimizer": "adam"},
+    {"layers": (20, 33, 5), "batch": 16, "opt": "bf16,sr", "momentum": 0.9, "loss": "mse"},
+    {"layers": (13, 40, 7), "batch": 16, "opt": "fp16", "activation": "gelu"}], ids=str)
+def test_members_of_launches_are_single_runs(opened: Opened, options: dict[str, Any]) -> None:
+    check(opened, group_of(5, 300, **options), "launches")
+    check(opened, folded(4, **{**options, "batch": 8}), "launches")
+
+
+def test_lists_of_different_lengths(opened: Opened) -> None:
+    check(opened, uneven(6, (37, 40, 23), (13, 3, 20), optimizer="adam"))

@@ -205,9 +205,6 @@ def test_blocks_that_cannot_share_a_multiprocessor_are_refused(opened: Opened, s
 
 
 def test_what_its_kernels_do_not_do_is_refused(opened: Opened) -> None:
-    uneven = folded(2)
-    with pytest.raises(Unsupported, match="different lengths"):
-        GpuMembers(replace(uneven, held_out=(uneven.held_out[0], uneven.held_out[1][1:])), opened)
     with pytest.raises(Unsupported, match="more examples than there are"):
         GpuMembers(group_of(2, 20, batch=21), opened)
     with pytest.raises(Unsupported, match="8-bit"):
@@ -237,3 +234,40 @@ def test_the_table_of_members_has_the_words_of_each(options: dict[str, Any]) -> 
         wanted = member_words(config.seed, int(group.fold[i]), schedule_of(group, i), [
             float(config.recipe().optimizer.attributes()[name]) for name in names])
         assert row.tolist() == wanted.tolist()
+
+
+def uneven(count: int, sizes: tuple[int, ...], scored: tuple[int, ...] = (),
+           **options: Any) -> Group:
+    """Members on lists of rows of different lengths, each scored on so many of the other rows."""
+    group = group_of(count, 50, **options)
+    generator = np.random.default_rng(2)
+    rows = tuple(generator.permutation(50)[:size].astype(np.int32) for size in sizes)
+    held = tuple(np.setdiff1d(np.arange(50), each).astype(np.int32)[:most]
+                 for each, most in zip(rows, scored or (50,) * len(sizes), strict=True))
+    lists = len(sizes)
+    return replace(group, rows=rows, held_out=held, normalisations=group.normalisations * lists,
+                   target_normalisations=(None,) * lists,
+                   fold=np.arange(count, dtype=np.int32) % lists)
+
+
+@pytest.mark.parametrize("options", [
+    {"optimizer": "adam"}, {"partial": False, "shuffle": False}, {"sharding": "1x1:64x2:FFF:2"},
+    {"loss": "mse", "schedule": "step:1:0.5", "opt": "bf16"}], ids=str)
+def test_lists_of_different_lengths_train_in_one_launch(opened: Opened,
+                                                        options: dict[str, Any]) -> None:
+    group = uneven(5, (37, 40, 23), **options)
+    trainer = GpuMembers(group, opened)
+    trainer.run(np.arange(5, dtype=np.int32), 2)
+    trainer.run(np.array([0, 1, 2, 4], np.int32), 1)
+    for member in (0, 1, 2, 4):
+        check(trainer, group, member, 3)
+    trainer.close()
+
+
+def test_lists_that_are_scored_on_rows_of_different_numbers(opened: Opened) -> None:
+    group = uneven(4, (33, 33, 33, 33), (17, 3, 16, 9))
+    trainer = GpuMembers(group, opened)
+    trainer.run(np.arange(4, dtype=np.int32), 3)
+    for member in range(4):
+        check(trainer, group, member, 3)
+    trainer.close()

@@ -73,7 +73,8 @@ def run(figures: NDArray[np.float64], rules: Rules, candidate: Sequence[int] | N
     """All members in one group; `saved` are the epochs at which the run was stored."""
     count, epochs = figures.shape[:2]
     members: Any = SimpleNamespace(
-        configs=[SimpleNamespace(epochs=epochs)] * count, groups=[SimpleNamespace(steps=STEPS)],
+        configs=[SimpleNamespace(epochs=epochs)] * count,
+        groups=[SimpleNamespace(steps_of=lambda place: STEPS)],
         group=np.zeros(count, np.int32), place=np.arange(count, dtype=np.int32),
         candidate=np.arange(count, dtype=np.int32) if candidate is None else np.array(candidate))
     progress, listener = Progress.new(count, epochs), Reported()
@@ -188,7 +189,8 @@ def test_each_member_has_the_figures_of_its_own_epochs_whatever_the_groups_and_c
     steps = (3, 5, 7)
     members: Any = SimpleNamespace(
         configs=[SimpleNamespace(epochs=int(epochs)) for epochs in own],
-        groups=[SimpleNamespace(steps=each) for each in steps], group=group, place=place,
+        groups=[SimpleNamespace(steps_of=lambda place, each=each: each) for each in steps],
+        group=group, place=place,
         candidate=np.arange(len(group), dtype=np.int32))
     trainers = [Scripted(figures[group == g]) for g in range(3)]
     progress = Progress.new(len(group), 8)

@@ -92,13 +92,12 @@ def test_the_sharding_is_chosen_for_the_members_of_a_gpu(monkeypatch: pytest.Mon
     uneven = {**OPTIONS, "epochs": 1, "rows": rows, "validation": (X[:20], Y[:20]),
               "lr": [0.1, 0.2]}
     found = rawnn.train_many(**uneven, device="sim")
-    assert len(found.stored.groups) == 3
-    assert asked == [8, 8, 8]
-    assert len({member.sharding for member in found}) == 1
+    assert len(found.stored.groups) == 1
+    assert asked == [8]
     rawnn.train_many(**uneven, device="sim:0,1")
-    assert asked[3:] == [4, 4, 4]
+    assert asked[1:] == [4]
     few = rawnn.train_many(**uneven, device="sim:0,1,2,3")
-    assert asked[6:] == [2, 2, 2]
+    assert asked[2:] == [2]
     assert len({member.sharding for member in few}) == 1
     assert any("spread over 3 GPUs: sim:0, sim:1, sim:2" in note for note in many.notes)
 

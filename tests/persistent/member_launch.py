@@ -39,20 +39,21 @@ FLAGS = ("-fno-builtin-log1pf", "-fno-builtin-expm1f")
 """g++ rounds the functions of constants in another way than those of variables."""
 
 
-def group_of(members: int, folds: int = 0, rows: int = 25, varied: tuple[str, ...] = (),
-             **options: Any) -> Group:
+def group_of(members: int, folds: int = 0, rows: int | tuple[int, ...] = 25,
+             varied: tuple[str, ...] = (), **options: Any) -> Group:
     """Members that differ in seed and learning rate, and in the options `varied`; with `folds`
-    lists of rows, each scored on the other rows and normalised by its own."""
+    lists of so many rows, each scored on the other rows and normalised by its own."""
+    lengths = rows if isinstance(rows, tuple) else (rows,) * folds
     settings = {"layers": (21, 26, 9, 7), "batch": 11, "partial": True, "shuffle": True,
                 "epochs": 4, "schedule": "cosine:0.001", "device": "sim", "opt": "none", **options}
     first = Config(**settings)
-    data = dataset_for(first.network(), 40 if folds else rows, 17)
+    data = dataset_for(first.network(), 40 if isinstance(rows, tuple) or folds else rows, 17)
     generator = np.random.default_rng(5)
     more: dict[str, Any] = {"weight_decay": lambda i: 0.01 * i, "beta1": lambda i: 0.9 - 0.05 * i,
                             "momentum": lambda i: 0.5 + 0.1 * (i % 4)}
     configs = tuple(Config(**settings | {"seed": 3 + 7 * i, "lr": 0.01 * (1 + i % 5)}
                            | {name: more[name](i) for name in varied}) for i in range(members))
-    lists = [generator.permutation(40)[:rows].astype(np.int32) for _ in range(folds)]
+    lists = [generator.permutation(40)[:each].astype(np.int32) for each in lengths]
     held = [np.setdiff1d(np.arange(40), each).astype(np.int32) for each in lists]
     learned = [Normalisation.of("learned", data.train_images[each]) for each in lists]
     fold = np.arange(members) % folds if folds else np.zeros(members, int)
@@ -88,7 +89,11 @@ class MemberLaunch:
             return np.stack([member_words(**words_of(group, i, self.plans.settings))
                              for i in range(len(group))])
         if name in ("rows", "held_out"):
-            return np.concatenate(getattr(group, name))
+            lists = getattr(group, name)
+            longest = max(map(len, lists))
+            return np.concatenate([np.pad(each, (0, longest - len(each))) for each in lists])
+        if name == "counts":
+            return group.counts.reshape(-1)
         if name in ("mean", "inverse_std"):
             array = np.stack([getattr(each, name) for each in group.normalisations])
         elif name.removeprefix(TEST) in OF_DATA:
@@ -161,29 +166,32 @@ class MemberLaunch:
         """What the kernel of one network leaves of a member's epoch, from the same arrays."""
         group, config, op = self.group, self.group.members[member], self.plans.train.ops[0]
         step = self._step(member)
-        problem = replace(problem_of(step), partial="rest" in op.attributes)
+        left = config.recipe().partial_size(int(group.counts[group.fold[member], 0]))
+        problem = replace(problem_of(step), partial=left > 0)
         d = sharding_of(problem, self.sharding)
         layout = layout_of(d, ROOM.room(d.resident))
         text = source(layout, "train_steps")
         (folder / "single.cu").write_text(text)
         library = Kernels(("single.cu",), ("train_steps",), defines=("RAWNN_PDL",),
                        folders=(folder,), flags=FLAGS).build()
-        fold, examples = int(group.fold[member]), group.examples
+        fold, steps = int(group.fold[member]), group.steps_of(member)
+        examples = int(group.counts[fold, 0])
         clock = self.of(member, "clock")
         index = random.permutation(config.seed, int(clock[0]), examples) if config.shuffle \
             else np.arange(examples, dtype=np.int32)
-        rates = schedule_of(group, member).rates(int(clock[1]), self.steps)
+        rates = schedule_of(group, member).rates(int(clock[1]), steps)
         arrays: Arrays = {
             "order": group.rows[fold][index] if group.rows else index, "rates": rates,
-            "cursor": np.zeros(1, np.int32), "loss": np.zeros(self.steps, np.float32),
-            "correct": np.zeros(self.steps, np.int32), "clock": clock.copy()}
-        for name, words in layout.workspaces(self.steps).items():
+            "cursor": np.zeros(1, np.int32), "loss": np.zeros(steps, np.float32),
+            "correct": np.zeros(steps, np.int32), "clock": clock.copy()}
+        for name, words in layout.workspaces(steps).items():
             arrays[name] = np.zeros(words, np.uint32 if name == "counters" else np.float32)
         for role, name in op.operands.items():
             tensor = self.plans.train[name]
             if role in ("mean", "inverse_std"):
                 arrays[role] = self.arrays[name][fold]
-            elif tensor.role in (Role.DATA, Role.ROUNDED) and role not in ("rows", "members"):
+            elif tensor.role in (Role.DATA, Role.ROUNDED) \
+                    and role not in ("rows", "members", "counts"):
                 arrays[role] = self.arrays[name]
             elif tensor.role in (Role.PARAMETER, Role.STATE) or role == "overflow":
                 own = self.of(member, name)
@@ -197,7 +205,7 @@ class MemberLaunch:
                    "seed": config.seed}
         library.call("train_steps", (d.blocks, 1, 1), (d.threads, 1, 1),
                      shared=layout.dynamic_bytes, cluster=d.cluster_size, early=("cursor",),
-                     run=run, span=self.steps, offset=0,
+                     run=run, span=steps, offset=0,
                      **{k: v for k, v in numbers.items() if k in wanted}, **arrays, **copies)
         return arrays
 
@@ -224,8 +232,9 @@ def check_member(launch: MemberLaunch, found: Arrays, member: int, column: int) 
             wanted = found[role][..., :tensor.shape[-1]] if found[role].ndim > 1 else found[role]
             np.testing.assert_array_equal(launch.of(member, name).view(np.uint8),
                                           np.ascontiguousarray(wanted).view(np.uint8), role)
-    np.testing.assert_array_equal(launch.of(member, "loss"), found["loss"])
-    examples, batch = launch.group.examples, launch.group.config.batch
-    weights = [min(batch, examples - batch * s) for s in range(launch.steps)]
+    steps = launch.group.steps_of(member)
+    np.testing.assert_array_equal(launch.of(member, "loss")[:steps], found["loss"])
+    examples, batch = launch.group.counts[launch.group.fold[member], 0], launch.group.config.batch
+    weights = [min(batch, examples - batch * s) for s in range(steps)]
     mean = np.average(found["loss"].astype(np.float64), weights=weights)
     assert launch.arrays["train_loss"][member, column] == mean

@@ -44,10 +44,14 @@ CASES: list[tuple[str, dict[str, Any]]] = [
                       "bias": False}),
     ("1x1:32:FFF", {"layers": (8, 9, 3), "rows": 100, "batch": 3}),
     ("1x1:32x1:FFF", {"layers": (8, 9, 3), "rows": 38, "batch": 1, "folds": 2}),
+    ("1x1:64:FFFF", {"rows": (25, 35, 22), "folds": 3, "optimizer": "adam"}),
+    ("4x1:64:FSFF:2", {"rows": (13, 34), "folds": 2, "partial": False}),
+    ("1x1:64x2:FFF", {"layers": (8, 9, 1), "rows": (31, 23), "folds": 2, "loss": "mse",
+                      "shuffle": False}),
 ]
 """A sharding, and what is special about the members: every kind of order, loss, number and state,
-whole and partial batches, micro-batches, state in registers, and more steps than are put in order
-at once."""
+whole and partial batches, lists of rows of different lengths, micro-batches, state in registers,
+and more steps than are put in order at once."""
 
 
 @pytest.mark.parametrize(("sharding", "how"), sliced(CASES), ids=str)

@@ -33,7 +33,8 @@ TRAIN, EVALUATE = "train_members", "evaluate_members"
 FOLD_WORD, SCHEDULE_WORD, SETTINGS_WORD = 2, 3, 8
 """Where in a member's words its fold, schedule and settings stand: behind the seed, in two words
 (ptx/persistent/members.cuh)."""
-SHARED = ("images", "labels", "targets", "rows", "mean", "inverse_std", "active", "members")
+SHARED = ("images", "labels", "targets", "rows", "counts", "mean", "inverse_std", "active",
+          "members")
 SCORES = ("train_loss", "validation_loss", "validation_score")
 """float64 [networks, epochs]: an epoch's column is the op's `offset`."""
 
@@ -58,7 +59,7 @@ def member_words(seed: int, fold: int, schedule: Schedule,
     return words
 
 
-class _Words:
+class MemberWords:
     """A member's words, as an op reads them."""
 
     def __init__(self, members: Array, member: int) -> None:
@@ -103,7 +104,19 @@ def _rows(t: SimpleNamespace, a: Attributes, fold: int, index: Array) -> Array:
     return rows
 
 
-def _with_settings(plan: Plan, names: Sequence[str], words: _Words) -> Plan:
+def _extent(op: Op, t: SimpleNamespace, a: Attributes, fold: int,
+            part: int) -> tuple[int, int, Plan | None]:
+    """The examples of a member, its full batches, and the plan of what they leave. Lists of rows of
+    different lengths have `counts`, [folds, 2] training and scored rows, and `rests` by what is
+    left."""
+    if "rests" not in op.attributes:
+        rest = op.attributes.get("rest")
+        return int(a["examples"]), int(a["whole"] if rest else a["span"]), rest
+    examples, batch = int(t.counts[2 * fold + part]), op.attributes["step"].batch
+    return examples, examples // batch, op.attributes["rests"].get(examples % batch)
+
+
+def _with_settings(plan: Plan, names: Sequence[str], words: MemberWords) -> Plan:
     """The step of one member: `names` are the optimizer's settings in which members differ."""
     own = dict(zip(names, words.settings(len(names)), strict=True))
 
@@ -127,8 +140,9 @@ def _make_copies(step: Plan, own: SimpleNamespace) -> None:
 
 def _train(op: Op, t: SimpleNamespace, a: Attributes, member: int) -> None:
     """All steps of an epoch of one member, in order; then its clock goes on."""
-    words, steps, examples = _Words(t.members, member), int(a["span"]), int(a["examples"])
-    whole = int(a["whole"]) if "rest" in op.attributes else steps
+    words = MemberWords(t.members, member)
+    examples, whole, rest = _extent(op, t, a, words.fold, 0)
+    steps = whole + (rest is not None)
     own = _of_member(t, a, member, words.fold)
     if op.attributes["ordered"]:
         index = random.permutation(words.seed, int(own.clock[0]), examples) \
@@ -137,20 +151,21 @@ def _train(op: Op, t: SimpleNamespace, a: Attributes, member: int) -> None:
     names = op.attributes["settings"]
     _make_copies(op.attributes["step"], own)
     run_steps(_with_settings(op.attributes["step"], names, words), own, 0, whole)
-    if steps > whole:
-        run_steps(_with_settings(op.attributes["rest"], names, words), own, whole, steps - whole)
     weights = np.full(steps, op.attributes["step"].batch)
-    weights[whole:] = int(a["left"]) if steps > whole else 0
-    t.train_loss[member, int(a["offset"])] = np.average(own.loss.astype(np.float64),
+    if rest is not None:
+        run_steps(_with_settings(rest, names, words), own, whole, 1)
+        weights[whole:] = rest.batch
+    t.train_loss[member, int(a["offset"])] = np.average(own.loss[:steps].astype(np.float64),
                                                         weights=weights)
     tick(SimpleNamespace(clock=own.clock), {"steps": steps})
 
 
 def _evaluate(op: Op, t: SimpleNamespace, a: Attributes, member: int) -> None:
     """The mean loss of a member over its rows, and the part of right answers."""
-    words, examples = _Words(t.members, member), int(a["examples"])
+    words = MemberWords(t.members, member)
+    examples, whole, rest = _extent(op, t, a, words.fold, 1)
     loss, right = 0.0, 0
-    for plan, first in _chunks(op, a):
+    for plan, first in _chunks(op.attributes["step"], whole, rest):
         own = _of_member(t, a, member, words.fold)
         chosen = _rows(t, a, words.fold, np.arange(first, first + plan.batch))
         for role in ("images", "labels", "targets"):
@@ -166,12 +181,10 @@ def _evaluate(op: Op, t: SimpleNamespace, a: Attributes, member: int) -> None:
     t.validation_score[member, column] = right / (examples * answers) if answers else np.nan
 
 
-def _chunks(op: Op, a: Attributes) -> Iterator[tuple[Plan, int]]:
-    step: Plan = op.attributes["step"]
-    whole = int(a["whole"]) if "rest" in op.attributes else int(a["span"])
+def _chunks(step: Plan, whole: int, rest: Plan | None) -> Iterator[tuple[Plan, int]]:
     yield from ((step, first * step.batch) for first in range(whole))
-    if int(a["span"]) > whole:
-        yield op.attributes["rest"], whole * step.batch
+    if rest is not None:
+        yield rest, whole * step.batch
 
 
 # -- the kinds of ops ------------------------------------------------------------------------------
@@ -205,7 +218,7 @@ OPS[EVALUATE] = OpSpec(EVALUATE, (), (), _undefined, of=_spec,
 def initialise_members(t: SimpleNamespace, a: Attributes) -> None:
     """w of every member as `initialise` has it, from the member's seed."""
     for member, part in enumerate(np.split(t.w, int(a["networks"]))):
-        seed = _Words(t.members, member).seed
+        seed = MemberWords(t.members, member).seed
         part[...] = random.uniform(seed, a["stream"], part.size, a["bound"]).reshape(part.shape)
 
 
@@ -214,7 +227,7 @@ def member_schedule(t: SimpleNamespace, a: Attributes) -> None:
     """rates of every active member as `schedule` has them, by its own schedule and clock."""
     steps = int(a["steps"])
     for member in map(int, t.active[:int(a["launched"])]):
-        schedule = _Words(t.members, member).schedule(a["kind"], steps)
+        schedule = MemberWords(t.members, member).schedule(a["kind"], steps)
         first = int(t.clock[2 * member + 1])
         t.rates[member * steps:(member + 1) * steps] = schedule.rates(first, steps)
 

@@ -87,6 +87,16 @@ FAMILY.register("member_schedule", "naive", KernelImpl(
     lambda s: ((ceil(s["steps"], 256), min(int(s["launched"]), MOST_Y), 1), (256, 1, 1)),
     {"active": ("launched",), "members": ("networks", "ldmembers"), "clock": ("networks*2",),
      "rates": ("networks*steps",)}))
+FAMILY.register("member_orders", "naive", KernelImpl(
+    "elementwise/members.cu", "member_orders", plain, no_sizes,
+    lambda s: ((ceil(s["count"], 256), min(int(s["launched"]), MOST_Y), 1), (256, 1, 1)),
+    {"active": ("launched",), "members": ("networks", "ldmembers"), "clock": ("networks*2",),
+     "rows": ("folds*count",), "order": ("networks", "count")}))
+FAMILY.register("member_means", "naive", KernelImpl(
+    "elementwise/members.cu", "member_means", plain, no_sizes,
+    lambda s: ((1, min(int(s["launched"]), MOST_Y), 1), (32, 1, 1)),
+    {"active": ("launched",), "loss": ("networks", "steps"), "correct": ("networks", "steps"),
+     "mean": ("networks",), "score": ("networks",)}))
 FAMILY.register("shuffle", "naive", KernelImpl(
     "elementwise/shuffle.cu", "shuffle", plain, no_sizes,
     lambda s: ((ceil(s["count"], 256), 1, 1), (256, 1, 1)),

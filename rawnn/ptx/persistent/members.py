@@ -15,10 +15,11 @@ from rawnn.ptx.persistent.persistent import QUICK
 
 
 @cache
-def _written(layout: Layout, kind: str, left: int) -> tuple[str, str]:
+def _written(layout: Layout, kind: str, left: tuple[int, ...]) -> tuple[str, str]:
     """The kernel's name and text. The simulated GPU finds what a kernel means by its name, so that
     ops with another partial batch have kernels of another name."""
-    digest = hashlib.sha256(f"{left} {member_source(layout, kind)}".encode()).hexdigest()[:12]
+    number = " ".join(map(str, left))
+    digest = hashlib.sha256(f"{number} {member_source(layout, kind)}".encode()).hexdigest()[:12]
     name = f"{kind}_{digest}"
     return name, member_source(layout, name)
 
@@ -29,6 +30,7 @@ def _shapes(op: Op, layout: Layout) -> dict[str, Shape]:
     known: dict[str, Shape] = {
         "images": ("data_rows", str(p.layers[0])), "labels": ("data_rows",),
         "targets": ("target_rows", str(p.outputs)), "rows": ("folds*examples",),
+        "counts": ("folds*2",),
         "mean": ("folds", str(p.layers[0])), "inverse_std": ("folds", str(p.layers[0])),
         "active": ("launched",), "members": ("networks", "ldmembers"),
         "rates": ("networks*span",), "clock": ("networks*2",), "loss": ("networks*span",),
@@ -51,7 +53,8 @@ def _shapes(op: Op, layout: Layout) -> dict[str, Shape]:
 def _impl(op: Op) -> KernelImpl:
     layout: Layout = op.attributes["layout"]
     d = layout.sharding
-    name, text = _written(layout, op.kind, int(op.attributes["left"]))
+    name, text = _written(layout, op.kind, tuple(sorted(op.attributes["rests"]))
+                          if "rests" in op.attributes else (int(op.attributes["left"]),))
     return KernelImpl(
         f"{name}.cu", name, plain, no_sizes,
         lambda s: ((int(s["launched"]) * d.tp_size, 1, 1), (d.threads, 1, 1)),

@@ -1,0 +1,180 @@
+"""Kernels that do for each of many networks what another kernel does for one: its text, with a
+wrapper that moves pointers to the member of blockIdx.z, which no kernel uses."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from typing import TYPE_CHECKING
+
+from rawnn.common.cuda_text import CudaText
+from rawnn.plan.op import Op
+from rawnn.plan.ops.each_member import FOLD, KIND, OWN, SHARED
+from rawnn.plan.ops.members import FOLD_WORD, SETTINGS_WORD
+from rawnn.plan.plan import Plan
+from rawnn.plan.tensor import Tensor
+from rawnn.ptx import SOURCES
+from rawnn.ptx.instance_text import with_instance_text
+from rawnn.ptx.kernel_registry import GENERATED, KernelImpl, Shape, kernel_for, plain
+
+if TYPE_CHECKING:
+    from rawnn.cuda.compiling.signature import KernelSignature, Parameter
+
+MOST_MEMBERS = 65535
+"""Members of a launch: blocks of a grid along z."""
+DEVICE_FUNCTIONS = '''\
+#define RAWNN_CHOSEN_{kernel}
+#undef __global__
+#define __global__ __device__ __forceinline__
+#undef __launch_bounds__
+#define __launch_bounds__(...)
+{text}
+#undef __global__
+#undef __launch_bounds__
+#ifdef __CUDACC__
+#define __global__ __attribute__((global))
+#define __launch_bounds__(...) __attribute__((launch_bounds(__VA_ARGS__)))
+#else
+#define __global__
+#define __launch_bounds__(...)
+#endif
+'''
+"""The kernels of a text as functions of the device."""
+
+
+def elements_of(tensor: Tensor) -> int:
+    """Elements from a member's part of a stack to the next, of tensors like this one. Those of
+    vectors are rows of a matrix, so that each begins at 16 bytes; not those that other kernels
+    read as one vector."""
+    if len(tensor.shape) > 1:
+        return tensor.shape[0] * tensor.ld
+    row = 1 if tensor.name in FLAT else 16 // tensor.itemsize
+    return -(-tensor.shape[0] // row) * row
+
+
+FLAT = ("clock", "rates", "loss_scale", "overflow")
+"""Vectors of members that lie one behind the other."""
+
+
+def _signature(text: str, expression: str) -> KernelSignature:
+    from rawnn.cuda.compiling.signature import find_kernel, parse_kernels
+
+    return find_kernel(parse_kernels(text), expression)
+
+
+@cache
+def _base_text(source: str, expression: str) -> str:
+    return with_instance_text((SOURCES / source).read_text(), (expression,))
+
+
+def _declared(p: Parameter) -> str:
+    kind = f"{'const ' if p.const and p.pointer else ''}{p.ctype}"
+    return f"{kind}{'*' if p.pointer else ''} {p.name}"
+
+
+def _text(op: Op, base: KernelImpl, name: str) -> tuple[str, str]:
+    """The text of the kernel `name`, and its declaration alone."""
+    single: Op = op.attributes["single"]
+    plan: Plan = op.attributes["plan"]
+    expression = base.expression(single, plan)
+    text = _base_text(base.source, expression)
+    signature = _signature(text, expression)
+    names = {p.name for p in signature.parameters}
+    pitches = [f"int ld{role}" for role in _rows(op) if f"ld{role}" not in names]
+    head = ["const int* active", "const int* members", "int ldmembers", "int launched",
+            "int networks", *map(_declared, signature.parameters), *pitches]
+    scalars = base.scalars(single, plan)
+    _, (x, y, z) = base.geometry(scalars)
+    bounds = "GEMM_BOUNDS" if "GEMM_BOUNDS" in text else f"__launch_bounds__({x * y * z})"
+    template = "".join(f"[[maybe_unused]] constexpr {kind} {number} = {value};\n"
+                       for number, kind, value in _numbers(text, expression)) \
+        if bounds == "GEMM_BOUNDS" else ""
+    declaration = f'extern "C" __global__ void {bounds} {name}({", ".join(head)})'
+    called = ", ".join(_argument(op, p) for p in signature.parameters)
+    body = f"""\
+{template}{declaration} {{
+  const int member = active[blockIdx.z];
+  if (member < 0) return;
+  [[maybe_unused]] const int* const words = members + static_cast<long long>(member) * ldmembers;
+  {expression}({called});
+}}
+"""
+    functions = DEVICE_FUNCTIONS.replace("{kernel}", base.name).replace("{text}", text)
+    return functions + body, f"{declaration};"
+
+
+def _numbers(text: str, expression: str) -> list[tuple[str, str, str]]:
+    """(name, type, value) of the numbers among an instance's template arguments."""
+    from rawnn.cuda.compiling.signature import find_kernel, known_name, parse_kernels
+
+    kernels = parse_kernels(text)
+    template = kernels[known_name(kernels, expression)].template_parameters
+    values = find_kernel(kernels, expression).arguments
+    return [(p.name, p.kind, value) for p, value in zip(template, values, strict=True)
+            if p.kind != "typename"]
+
+
+def _rows(op: Op) -> list[str]:
+    """The operands that are rows of a matrix, of which the kernel of one network has a vector."""
+    single: Op = op.attributes["single"]
+    plan: Plan = op.attributes["plan"]
+    return [role for role, stack in op.attributes["stacks"].items()
+            if stack != SHARED and len(plan[single.operands[role]].shape) == 1
+            and plan[single.operands[role]].name not in FLAT]
+
+
+def _argument(op: Op, p: Parameter) -> str:
+    """What the wrapper passes for a parameter."""
+    single: Op = op.attributes["single"]
+    plan: Plan = op.attributes["plan"]
+    settings: dict[str, int] = op.attributes["settings"]
+    if p.pointer:
+        stack = op.attributes["stacks"].get(p.name, SHARED)
+        if stack == SHARED:
+            return p.name
+        number = "member" if stack == OWN else f"words[{FOLD_WORD}]"
+        return f"{p.name} + static_cast<long long>({number}) * " \
+               f"{elements_of(plan[single.operands[p.name]])}"
+    if p.name in settings:
+        return f"static_cast<{p.ctype}>(reinterpret_cast<const double*>" \
+               f"(words + {SETTINGS_WORD})[{settings[p.name]}])"
+    if p.name == "seed":
+        return "*reinterpret_cast<const unsigned long long*>(words)"
+    return p.name
+
+
+def _shapes(op: Op) -> dict[str, Shape]:
+    single: Op = op.attributes["single"]
+    plan: Plan = op.attributes["plan"]
+    found: dict[str, Shape] = {"active": ("launched",), "members": ("networks", "ldmembers")}
+    for role, name in single.operands.items():
+        stack, shape = op.attributes["stacks"][role], plan[name].shape
+        times = {OWN: "networks*", FOLD: f"{op.attributes['folds']}*", SHARED: ""}[stack]
+        rows = times.removesuffix("*")
+        found[role] = (f"{times}{shape[0]}", *map(str, shape[1:])) \
+            if stack == SHARED or len(shape) > 1 or plan[name].name in FLAT \
+            else (rows, str(shape[0]))
+    return found
+
+
+def _impl(op: Op) -> KernelImpl:
+    single: Op = op.attributes["single"]
+    plan: Plan = op.attributes["plan"]
+    base = kernel_for(single)
+    scalars = base.scalars(single, plan)
+    scalars.pop("offset", None)
+    grid, block = base.geometry(scalars)
+    shapes, shared = _shapes(op), base.shared(scalars)
+    numbers = {k: v for k, v in single.attributes.items() if isinstance(v, int | float | str)}
+    text, _ = _text(op, base, KIND)
+    digest = hashlib.sha256(f"{text} {shapes} {sorted(numbers.items())}".encode()).hexdigest()[:12]
+    name = f"{KIND}_{digest}"
+    text, declared = _text(op, base, name)
+    return KernelImpl(
+        f"{name}.cu", name, plain, lambda op, plan: scalars,
+        lambda s: ((grid[0], grid[1], int(s["launched"])), block), shapes,
+        shared=lambda s: shared, cluster=lambda s: base.cluster(scalars), carveout=base.carveout,
+        specific=base.specific, code=CudaText(text, declared=declared))
+
+
+GENERATED[KIND] = _impl

@@ -1,0 +1,166 @@
+"""Kernels that do for each of many networks what another does for one, on the CPU emulator: a
+member's part is bit for bit what the kernel of one network makes of it, and no other is touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rawnn.common import random
+from rawnn.common.dtypes import numpy_dtype
+from rawnn.cuda.compiling import resources
+from rawnn.cuda.compiling.compile import compile_source
+from rawnn.many.launch_plans import LaunchPlans, launch_plans
+from rawnn.many.members import Group
+from rawnn.plan.op import Op
+from rawnn.plan.ops.each_member import FOLD, KIND, SHARED, part_of
+from rawnn.plan.plan import Plan
+from rawnn.plan.tensor import Tensor
+from rawnn.ptx.kernels import kernel_for
+from tests import requires
+from tests.engine import CAPABLE
+from tests.persistent.member_launch import FLAGS, group_of
+from tests.ptx.architectures import installed_nvrtc
+from tests.ptx.emulator.emulator import Kernels, signature_of
+from tests.slices import sliced
+
+pytestmark = requires.GXX
+ACTIVE = np.array([2, -1, 0, -1], np.int32)
+SPILLED = 16
+"""Bytes that a thread spills at most: of exact float32 by wgmma."""
+
+
+def array_of(tensor: Tensor, generator: np.random.Generator) -> np.ndarray:
+    """Small floats, or ones, in memory of its own."""
+    dtype = numpy_dtype(tensor.dtype)
+    if dtype.kind != "f":
+        return np.ones(tensor.padded_shape, dtype)
+    return generator.uniform(0.01, 0.5, tensor.padded_shape).astype(dtype)
+
+
+def arrays_of(group: Group, plans: LaunchPlans, plan: Plan) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(3)
+    found = {n: array_of(t, generator) for n, t in plan.tensors.items()}
+    found |= {"active": ACTIVE, "members": plans.words}
+    for name, tensor in plan.tensors.items():
+        if name.endswith("cursor"):
+            found[name][...] = 0
+        elif name in ("order", "held_out"):
+            for row in found[name]:
+                row[:tensor.shape[1]] = generator.permutation(tensor.shape[1])
+    return found
+
+
+def called(op: Op, plan: Plan, folder: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Launch an op's kernel on arrays by their roles."""
+    impl = kernel_for(op)
+    numbers = {**impl.scalars(op, plan), "offset": 0, "launched": len(ACTIVE)}
+    expression = impl.expression(op, plan)
+    if impl.code is not None:
+        (folder / impl.source).write_text(impl.code.text)
+    library = Kernels((impl.source,), (expression,), folders=(folder,), flags=FLAGS).build()
+    wanted = {p.name for p in signature_of(library.kernels, expression).parameters if p.number}
+    grid, block = impl.geometry(numbers)
+    library.call(expression, grid, block, shared=impl.shared(numbers),
+                 cluster=impl.cluster(numbers), **arrays,
+                 **{k: v for k, v in numbers.items() if k in wanted})
+
+
+def part(array: np.ndarray, tensor: Tensor, stack: str, member: int, fold: int) -> np.ndarray:
+    """What the kernel of one network gets: a copy with the padding of rows."""
+    if stack == SHARED:
+        return array.copy()
+    found = part_of(array, tensor, fold if stack == FOLD else member)
+    return np.ascontiguousarray(found).copy()
+
+
+@pytest.mark.parametrize("options", [
+    {"layers": (13, 9, 4), "optimizer": "adam", "varied": ("weight_decay",)},
+    {"layers": (13, 4), "shuffle": False}], ids=str)
+def test_each_member_has_its_own(options: dict[str, Any], tmp_path: Path) -> None:
+    group = group_of(4, folds=2, rows=23, **options)
+    plans = launch_plans(group, CAPABLE, "", 1)
+    checked = set()
+    for plan in (plans.steps, plans.rest, plans.end, plans.measuring):
+        for op in plan.ops:
+            if op.kind != KIND or kernel_for(op).name in checked:
+                continue
+            checked.add(kernel_for(op).name)
+            arrays = arrays_of(group, plans, plan)
+            before = {name: array.copy() for name, array in arrays.items()}
+            called(op, plan, tmp_path, {r: arrays[n] for r, n in op.operands.items()})
+            single, single_plan = op.attributes["single"], op.attributes["plan"]
+            for member in range(len(group)):
+                fold, config = int(group.fold[member]), group.members[member]
+                own = {role: part(before[op.operands[role]], single_plan[name],
+                                  op.attributes["stacks"][role], member, fold)
+                       for role, name in single.operands.items()}
+                settings = config.recipe().optimizer.attributes()
+                varied = {name: settings[name] for name in op.attributes["settings"]}
+                changed = type(op)(single.kind, single.name, single.operands, {
+                    **single.attributes, **varied, **({"seed": config.seed} if "seed" in
+                                                      single.attributes else {})}, single.impl)
+                if member in ACTIVE:
+                    called(changed, single_plan, tmp_path, own)
+                for role, name in single.operands.items():
+                    stack = op.attributes["stacks"][role]
+                    found = part(arrays[op.operands[role]], single_plan[name], stack, member, fold)
+                    assert found.tobytes() == own[role].tobytes(), (op.name, role, member)
+    assert len(checked) >= 5
+
+
+@pytest.mark.parametrize("options", sliced([
+    {"opt": "tf32"}, {"loss": "mse", "opt": "bf16,sr", "optimizer": "adam"}, {"opt": "fp16"},
+    {"layers": (13, 4)}, {"layers": (64, 128, 4), "batch": 128, "rows": 300}], 2), ids=str)
+def test_nvrtc_compiles_them(options: dict[str, Any]) -> None:
+    plans = launch_plans(group_of(3, **options), CAPABLE, "", 1)
+    impls = {impl.name: impl for plan in (plans.steps, plans.measuring, plans.end)
+             for op in plan.ops if (impl := kernel_for(op)).code is not None}
+    for impl in impls.values():
+        assert impl.code is not None
+        arch = "sm_90a" if impl.specific else "sm_90"
+        found = compile_source(installed_nvrtc(), impl.code.text, name=impl.source, arch=arch,
+                               expressions=(impl.name,), options=("--ptxas-options=-v",))
+        assert "warning" not in found.log, found.log
+        assert max(resources.spills(found.log)[impl.name]) <= SPILLED
+
+
+@pytest.mark.parametrize("shuffled", [True, False])
+def test_orders_of_members(shuffled: bool, tmp_path: Path) -> None:
+    group = group_of(4, folds=2, rows=23, layers=(13, 4), shuffle=shuffled)
+    plans = launch_plans(group, CAPABLE, "", 1)
+    plan = plans.begin
+    op = next(op for op in plan.ops if op.kind == "member_orders")
+    arrays = arrays_of(group, plans, plan) | {"rows": np.concatenate(group.rows)}
+    before = arrays["order"].copy()
+    called(op, plan, tmp_path, {r: arrays[n] for r, n in op.operands.items()})
+    for member in range(4):
+        index = random.permutation(group.members[member].seed, 1, 23) if shuffled \
+            else np.arange(23)
+        wanted = group.rows[int(group.fold[member])][index] if member in ACTIVE \
+            else before[member, :23]
+        np.testing.assert_array_equal(arrays["order"][member, :23], wanted)
+
+
+@pytest.mark.parametrize("answers", [0, 1])
+def test_means_of_members(answers: int, tmp_path: Path) -> None:
+    generator = np.random.default_rng(1)
+    whole, batch, left, networks = 139, 16, 5, 4
+    loss = generator.uniform(0, 3, (networks, 140)).astype(np.float32)
+    correct = generator.integers(0, 6, (networks, 140)).astype(np.int32)
+    mean, score = np.full(networks, -1.0), np.full(networks, -1.0)
+    library = Kernels(("elementwise/members.cu",), ("member_means",), flags=FLAGS).build()
+    library.call("member_means", (1, 2), (32,), active=ACTIVE, loss=loss, mean=mean, score=score,
+                 launched=networks, networks=networks, steps=140, batch=batch, whole=whole,
+                 left=left, answers=answers, **({"correct": correct} if answers else {}))
+    weights = np.append(np.full(whole, batch), left)
+    for member in range(networks):
+        if member not in ACTIVE:
+            assert (mean[member], score[member]) == (-1, -1)
+            continue
+        assert mean[member] == np.average(loss[member].astype(np.float64), weights=weights)
+        wanted = correct[member].sum() / weights.sum() if answers else np.nan
+        np.testing.assert_equal(score[member], wanted)
