@@ -82,18 +82,20 @@ class SharedPlans:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._found: dict[tuple[Group, str, int, int | None], tuple[Target, MemberPlans]] = {}
+        self._found: dict[tuple[Group, str, int, int | None],
+                          list[tuple[Target, MemberPlans]]] = {}
 
     def __call__(self, group: Group, machine: Machine, sharding: str, epochs: int,
                  at_once: int | None = None) -> MemberPlans:
-        key, target = (group, sharding, epochs, at_once), machine.target
         with self._lock:
-            if key not in self._found:
-                self._found[key] = target, member_plans(group, machine, sharding, epochs, at_once)
-            planned_for, plans = self._found[key]
-        if planned_for == target:
+            known = self._found.setdefault((group, sharding, epochs, at_once), [])
+            for target, plans in known:
+                if target == machine.target:
+                    return plans
+            chosen = known[0][1].choice.sharding.text if known else sharding
+            plans = member_plans(group, machine, chosen, epochs, at_once)
+            known.append((machine.target, plans))
             return plans
-        return member_plans(group, machine, plans.choice.sharding.text, epochs, at_once)
 
 
 def member_plans(group: Group, machine: Machine, sharding: str, epochs: int,
