@@ -108,9 +108,7 @@ PLANS = (
     "--opt graphs=3,mma,fuse --layers 33-20-5 --examples 900 --gpu A100",
     "--opt persistent=2x4 --layers 64-96-32 --loss bce --momentum 0.9",
     "--opt seed --examples 25700 --batch 900",
-    "--opt preload,pinned --dot --examples 200",
     "--opt graphs=step,fuse --examples 256 --dot",
-    "--workload linear --opt best,fp8 --examples 150",
     "--opt best --gpu RTX",
     "--opt best --batch 70000",
     "--floors x",
@@ -133,7 +131,7 @@ def plans() -> Lines:
         known = set(USER_KERNELS)
         Path("mine.cu").write_text(MINE)
         small = ("--layers", "20-8-3", "--batch", "10", "--examples", "60")
-        for opt in ("best,bias_relu=mine.cu", "bias_relu=mine.cu,persistent", "sgd=mine.cu"):
+        for opt in ("best,bias_relu=mine.cu,-fuse", "bias_relu=mine.cu,persistent", "sgd=mine.cu"):
             yield from said("plan", "--opt", opt, *small)
         for word in set(USER_KERNELS) - known:
             unregister(word)

@@ -23,7 +23,7 @@ def spelled(tile: Tile) -> str:
 @record
 def gemms() -> Lines:
     draw = Draw(7)
-    for number in range(125):
+    for number in range(100):
         size = draw.one_of((2, 2, 4, 4, 4, 1))
         layout = draw.one_of(("nt", "nn", "tn")) if size > 1 else "nt"
         m, n, k = (draw.size(3, 9000) for _ in range(3))

@@ -172,7 +172,7 @@ def toggles_of_machines() -> Lines:
     """What each toggle says on each machine, and pairs of toggles."""
     for name, machine in MACHINES.items():
         yield f"# {name}: {machine.target}"
-        for preset in ("best", "seed", "best,tf32", "best,bf16", "best,fp8"):
+        for preset in ("best", "seed"):
             yield f"{preset}: {_selected(preset, machine)}"
         for toggle in TOGGLES.values():
             found = _selected(spelled(toggle.name), machine)

@@ -62,7 +62,7 @@ def chip(case: Case) -> Chip:
 @record
 def shardings() -> Lines:
     draw = Draw(31)
-    for case, problem in problems(30, 5, 330):
+    for case, problem in problems(24, 5, 330):
         yield ""
         yield f"# {case}"
         for _ in range(2):

@@ -431,8 +431,6 @@ def results_on_terminals() -> Lines:
         slower.write(Path(name, "slower.json"))
         for arguments in (
             ("show", "ladder.json"),
-            ("show", "sample.json"),
-            ("show", "many.json"),
             ("show", "two machines.json"),
             ("compare", "--device", "host", "ladder.json", "slower.json"),
             ("compare", "ladder.json", "ladder.json"),
