@@ -107,7 +107,7 @@ PLANS = (
     "--opt graphs=while,tiled --layers 33-20-5 --activation gelu --examples 256",
     "--opt graphs=3,mma,fuse --layers 33-20-5 --examples 900 --gpu A100",
     "--opt persistent=2x4 --layers 64-96-32 --loss bce --momentum 0.9",
-    "--opt seed --examples 25700 --batch 900",
+    "--opt best,-persistent --layers 784-10 --examples 40000",
     "--opt graphs=step,fuse --examples 256 --dot",
     "--opt best --gpu RTX",
     "--opt best --batch 70000",
@@ -130,7 +130,7 @@ def plans() -> Lines:
     with folder():
         known = set(USER_KERNELS)
         Path("mine.cu").write_text(MINE)
-        small = ("--layers", "20-8-3", "--batch", "10", "--examples", "60")
+        small = ("--layers", "20-8-3", "--batch", "10", "--examples", "20")
         for opt in ("best,bias_relu=mine.cu,-fuse", "bias_relu=mine.cu,persistent", "sgd=mine.cu"):
             yield from said("plan", "--opt", opt, *small)
         for word in set(USER_KERNELS) - known:
