@@ -154,7 +154,8 @@ def fitted_constants() -> Lines:
     own_gpu = chip_of(replace(target, costs={"gemm": 1.5, "exchange": 300.0}))
     for text in ("1x1:128:FFF", "1x1:128x4:FFF", "1x1:1024:FFF", "2x1:64:FSF", "2x2:64:FSF",
                  "2x1@l2:64:FSF", "3x1:64:FSF", "2x1:64:FFS", "1x1:32x8:FFF:4", "1x1:96x8:FFF",
-                 "16x1:256:FGF", "1x1:512x4:FFF"):  # fmt: skip
+                 "16x1:256:FGF", "1x1:512x4:FFF",
+                 "1x1:32x1:FFF:2", "1x1:32x1:FFF:4", "1x1:64x2:FFF:2"):  # fmt: skip
         for on in (chip(case), own_gpu):
             yield f"{text}: " + outcome(
                 lambda: exact_members(own, on, MEMBERS[0], 500, sharding_of(problem, text)).us
@@ -196,10 +197,13 @@ MEMBERS = (Members(False, True), Members(True, True), Members(True, False))
 def members() -> Lines:
     """Layouts of many networks: all that are tried in short, and the best with its parts."""
     draw = Draw(77)
-    for number, (case, problem) in enumerate(problems(18, 23, 110, 3)):
+    wide = Case(0, {"layers": (300, 256, 200, 10), "batch": 96, "partial": False, "opt": ""},
+                DataSpec(600, inputs="float32"), "H200")  # fmt: skip
+    every = [*problems(18, 23, 110, 3), (wide, problem_of_case(wide))]
+    for number, (case, problem) in enumerate(every):
         chosen = replace(MEMBERS[number % 3], single=replace(problem, ordered=True))
         own = training_problem(problem, chosen, case.options["partial"])
-        networks = draw.one_of((1, 16, 133, 300, 1056, 4096))
+        networks = 3000 if case is wide else draw.one_of((1, 16, 133, 300, 1056, 4096))
         yield ""
         yield f"# {networks} of {case}"
         try:
