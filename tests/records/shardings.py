@@ -160,6 +160,21 @@ def fitted_constants() -> Lines:
             yield f"{text}: " + outcome(
                 lambda: exact_members(own, on, MEMBERS[0], 500, sharding_of(problem, text)).us
             )
+    small = problem_of_case(
+        Case(0, {"layers": (8, 8, 3), "batch": 8, "opt": ""}, DataSpec(99), "H200")
+    )
+    for text in ("1x1:128x8:FFF", "1x1:128x5:FFF", "1x1:256x3:FFF", "1x1:32x8:FFF"):
+        yield f"{text}: " + outcome(
+            lambda: (
+                exact_members(
+                    training_problem(small, MEMBERS[0], partial=True),
+                    chip(case),
+                    MEMBERS[0],
+                    500,
+                    sharding_of(small, text),
+                ).us
+            )
+        )
 
 
 @record
