@@ -268,7 +268,7 @@ class Last(Streamed):
 
     def emit(self, k: Kernel) -> None:
         d, p, w, n, places = k.d, k.p, k.w, k.p.depth, k.layout.places
-        gradient = k.values("gradient", True)
+        gradient = k.values("gradient")
         own = f"{NET}::at_as<float4>({places[f'own a{n - 1}']})"
         w("const auto of_batch = [=] {")
         w(f"softmax_loss<Shape, {p.outputs}, {softmax_of(d).lanes}>({k.at('logits')}, {gradient}, "
