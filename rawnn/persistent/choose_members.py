@@ -60,9 +60,9 @@ HIDING = 3.7
 """Latency, issue and the traffic of state come together as a sum of such powers does."""
 L2_BYTES = 6.95e6
 """Bytes that all multiprocessors load from L2 and store there in a microsecond."""
-LATENCY, CLUSTERED = 0.58, 0.9
-"""Of the latency of a step that cost.py expects, the share that a block by itself takes besides
-what it issues; and all of a cluster, which was estimated by how much sooner a block ends since."""
+LATENCY = 0.58
+"""Of the latency of a step that cost.py expects, the share that blocks take besides what they
+issue."""
 MEMBER_STEP = 350.0
 """Cycles of a step besides those that cost.py expects: examples are put in order in the kernel, and
 losses summed in each step."""
@@ -77,6 +77,10 @@ FITTED_WITH = replace(
 kernels of one network, and price the update of state by themselves."""
 IN_REGISTERS, IN_GLOBAL_MEMORY = 0.41, 1.26
 """Factors of these cycles and instructions where state lies in registers and in global memory."""
+FEW_TILE_CYCLES, FEW_IN_REGISTERS, FEW_IN_GLOBAL_MEMORY = {0: 0.0, 1: 140.0, 2: 280.0}, 0.7, 1.2
+"""The same of few members, which all run at once with a multiprocessor each, or a cluster. These
+take the latency of a step; the constants were fitted by hand to the times of 80 layouts with 132
+members, by kernels of which an update took longer."""
 
 
 @cache
@@ -202,11 +206,12 @@ def instructions(layout: Layout) -> float:
         + parts * each * d.warps * PHASE[p.numbers]
 
 
-def update_cycles(layout: Layout) -> float:
-    """Expected cycles that a block's updates take besides the GEMMs of the gradients."""
-    d = layout.sharding
-    each = TILE_CYCLES[min(len(d.problem.states), 2)]
-    return MEMBER_STEP + sum(ceil(part.all_tiles, d.warps) * each * _of_state(layout, part)
+def update_cycles(layout: Layout, *, few: bool = False) -> float:
+    """Expected cycles that a block's updates take besides the GEMMs of the gradients; for `few`
+    members, as they were fitted to."""
+    d, states = layout.sharding, min(len(layout.sharding.problem.states), 2)
+    each = (FEW_TILE_CYCLES if few else TILE_CYCLES)[states]
+    return MEMBER_STEP + sum(ceil(part.all_tiles, d.warps) * each * _of_state(layout, part, few)
                              for part in layout.layers)
 
 
@@ -215,10 +220,14 @@ def state_bytes(layout: Layout) -> int:
     return 8 * layout.global_tiles * TILE * len(layout.sharding.problem.states)
 
 
-def _of_state(layout: Layout, part: LayerLayout) -> float:
+def _of_state(layout: Layout, part: LayerLayout, few: bool = False) -> float:
     if not layout.sharding.problem.states:
         return 1.0
-    return IN_REGISTERS if part.in_registers else IN_GLOBAL_MEMORY if part.is_state_global else 1.0
+    if part.in_registers:
+        return FEW_IN_REGISTERS if few else IN_REGISTERS
+    if part.is_state_global:
+        return FEW_IN_GLOBAL_MEMORY if few else IN_GLOBAL_MEMORY
+    return 1.0
 
 
 def _costs(chip: Chip) -> cost.Costs:
@@ -232,15 +241,15 @@ def _costs(chip: Chip) -> cost.Costs:
 
 def step_microseconds(layout: Layout, chip: Chip, networks: int) -> float:
     """Expected microseconds of a step of all networks, which come in rounds of as many as run at
-    once. The blocks of a multiprocessor share what it issues, and hide each other's latency in
-    part."""
+    once. Few take the latency of a step. Else the blocks of a multiprocessor share what it issues,
+    and hide each other's latency in part."""
     d, resident = layout.sharding, layout.sharding.blocks_per_multiprocessor
     clock, latency = chip.costs.clock, cost.microseconds(d, _costs(chip))
-    update = update_cycles(layout) / clock
-    if d.tp_size > 1:
+    if d.tp_size > 1 or networks <= chip.blocks:
         rounds = ceil(networks, max(chip.most_groups(d.tp_size), 1))
-        return rounds * (CLUSTERED * latency + update)
-    alone, issue = LATENCY * latency + update, instructions(layout) / SCHEDULERS / clock
+        return rounds * (latency + update_cycles(layout, few=True) / clock)
+    alone = LATENCY * latency + update_cycles(layout) / clock
+    issue = instructions(layout) / SCHEDULERS / clock
     moved = chip.blocks * state_bytes(layout) / L2_BYTES
 
     def together(blocks: int) -> float:

@@ -29,13 +29,13 @@ def tried(name: str, numbers: str, networks: int) -> list[Choice]:
     return member_candidates(of_members(name, numbers), HOPPER, SHUFFLED, networks)
 
 
-def tiles_of(layout: Layout) -> list[list[float]]:
+def tiles_of(layout: Layout, few: bool = False) -> list[list[float]]:
     """Of each layer a factor of every tile's update: where its optimizer state lies, if there is
     one."""
-    return [[1.0 if not layout.sharding.problem.states else
-             model.IN_REGISTERS if part.in_registers else
-             model.IN_GLOBAL_MEMORY if part.state is None else 1.0] * part.all_tiles
-            for part in layout.layers]
+    held, far = (model.FEW_IN_REGISTERS, model.FEW_IN_GLOBAL_MEMORY) if few else \
+        (model.IN_REGISTERS, model.IN_GLOBAL_MEMORY)
+    return [[1.0 if not layout.sharding.problem.states else held if part.in_registers else
+             far if part.state is None else 1.0] * part.all_tiles for part in layout.layers]
 
 
 def moved(layout: Layout) -> float:
@@ -60,21 +60,22 @@ def issued(layout: Layout) -> float:
     return found + sum(map(sum, tiles_of(layout))) * model.TILE_UPDATE[states]
 
 
-def updates(layout: Layout) -> float:
+def updates(layout: Layout, few: bool = False) -> float:
     """Cycles of the warp with the most tiles, which are dealt to warps layer by layer."""
-    each = model.TILE_CYCLES[len(layout.sharding.problem.states)]
+    each = (model.FEW_TILE_CYCLES if few else model.TILE_CYCLES)[
+        len(layout.sharding.problem.states)]
     return model.MEMBER_STEP + sum(each * sum(tiles[::layout.sharding.threads // 32])
-                                   for tiles in tiles_of(layout))
+                                   for tiles in tiles_of(layout, few))
 
 
 def expected(layout: Layout, networks: int) -> float:
     """Members in rounds: as many as clusters run at once, or as blocks have place."""
     d, clock = layout.sharding, HOPPER.costs.clock
-    latency, update = cost.microseconds(d, model.FITTED_WITH), updates(layout) / clock
-    if d.tp_size > 1:
+    latency = cost.microseconds(d, model.FITTED_WITH)
+    if d.tp_size > 1 or networks <= 132:
         rounds = len(range(0, networks, HOPPER.most_groups(d.tp_size)))
-        return (model.CLUSTERED * latency + update) * rounds
-    alone = model.LATENCY * latency + update
+        return (latency + updates(layout, few=True) / clock) * rounds
+    alone = model.LATENCY * latency + updates(layout) / clock
     resident, found = d.blocks_per_multiprocessor, 0.0
     left = networks
     while left > 0:
