@@ -43,23 +43,14 @@ struct StreamedOperands {
   // to the registers where they are used.
   using Words = unsigned int[2][kPairs][4];
 
-  // The part of this warp, of PARTS. All blocks load the same lines at about the same time; a block's warps begin
-  // with the part of its number, so that blocks load from different slices of L2.
-  template <int PARTS>
-  static __device__ __forceinline__ int part() {
-    const int warp = warp_index();
-    return kRotates && warp < PARTS ? (warp + static_cast<int>(blockIdx.x)) % PARTS : warp;
-  }
-  static constexpr bool kRotates = true;
-
   // A warp has the kEach steps from first_step() on. Those ahead of begin_step() belong to the warp before.
-  static __device__ __forceinline__ int begin_step() { return part<kParts>() * kEach; }
+  static __device__ __forceinline__ int begin_step() { return warp_index() * kEach; }
   static __device__ __forceinline__ int first_step() { return min(begin_step(), kSteps - kEach); }
   static __device__ __forceinline__ bool has_steps() { return kParts == kWarps || warp_index() < kParts; }
   static __device__ __forceinline__ bool owns(int step, int begin) {
     return kSteps % kEach == 0 || step >= begin;
   }
-  static __device__ __forceinline__ int first_input_step() { return part<kInputParts>() * kGroupsEach * 2; }
+  static __device__ __forceinline__ int first_input_step() { return warp_index() * kGroupsEach * 2; }
 
   static __device__ __forceinline__ unsigned int bits(float v) { return __float_as_uint(v); }
   static __device__ __forceinline__ float low(unsigned int w) { return __uint_as_float(w << 16); }
