@@ -37,6 +37,8 @@ Values = dict[str, np.ndarray]
 
 _NARROW = {key.kind for key in narrow.FAMILY.kernels}
 _EIGHT_BITS = {"float8_e4m3", "float8_e5m2"}
+_DOUBLES = ("mean", "score")
+"""Operands that are float64 where their tensor, which has no such dtype, has pairs of int32."""
 
 
 def fill_operands(op: Op, plan: Plan, seed: int) -> Values:
@@ -71,7 +73,7 @@ def _draw(op: Op, role: str, tensor: Tensor, classes: int, generator: np.random.
             op.kind in loss.kinds for loss in LOSSES.values() if loss.link == "sigmoid"):
         return generator.integers(0, 2, shape)
     if role in ("order", "active"):
-        return generator.permutation(shape[0])
+        return generator.permuted(np.broadcast_to(np.arange(shape[-1]), shape), axis=-1)
     if role == "members":
         words = np.zeros(shape, np.int32)
         for row in words:
@@ -141,6 +143,8 @@ def length_of(op: Op, plan: Plan) -> int:
         return plan.batch
     if op.kind == "linear_forward":
         return shape("w")[1]
+    if op.kind == "member_means":
+        return shape("loss")[1]
     if op.kind == "softmax_head":
         return max(shape("w")[1], prod((shape("a")[0], shape("w")[0])))
     if op.kind in _NARROW:
@@ -246,14 +250,15 @@ def examine(device: Device, lowering: Lowering, op: Op, plan: Plan, seed: int = 
             starts[name] = np.full_like(value, np.nan if tensor.floating else 111)
     before, after = _launched(device, lowering, op, plan, starts)
     again = _launched(device, lowering, op, plan, starts)[1] if repeat else after
-    operands = {role: starts[name].copy() for role, name in op.operands.items()}
+    operands = {role: _as_doubles(role, starts[name].copy()) for role, name in op.operands.items()}
     if op.kind == "upload":  # the host passes the step of the copies; the reference has the cursor
         operands["cursor"] = np.array([0], np.int32)
     stored = {role: plan[name].dtype for role, name in op.operands.items()}
     with np.errstate(all="ignore"):
         op.spec.reference(SimpleNamespace(**operands), {**op.attributes, "stored": stored})
     roles = {name: role for role, name in op.operands.items()}
-    outcomes = [_outcome(op, plan, name, after[name], operands[roles[name]]) for name in written]
+    outcomes = [_outcome(op, plan, name, _as_doubles(roles[name], after[name]),
+                         operands[roles[name]]) for name in written]
     touched = {*written, *(name for name, _ in op.writes)}
     trespasses = [sentence for name in after
                   if (sentence := _trespass(plan[name], before[name], after[name],
@@ -261,6 +266,11 @@ def examine(device: Device, lowering: Lowering, op: Op, plan: Plan, seed: int = 
     trespasses += [f"two launches on the same bytes left different bits in {name}"
                    for name in written if after[name].tobytes() != again[name].tobytes()]
     return Examined(op.name, tuple(outcomes), tuple(trespasses))
+
+
+def _as_doubles(role: str, array: Any) -> Any:
+    """`array`, or what float64 it holds."""
+    return array.view(np.float64) if role in _DOUBLES and array.dtype == np.int32 else array
 
 
 def _launched(device: Device, lowering: Lowering, op: Op, plan: Plan,
