@@ -2,7 +2,7 @@
 // memory, converts them to tf32, and accumulates its tiles. A tile has several chains of sums, so that
 // consecutive mma instructions are independent.
 #pragma once
-#include "persistent/pairs_16bit.cuh"
+#include "persistent/values.cuh"
 
 // MT x NT tiles of 16 x 8 over STEPS eights of K8. Operands are floats, or Tf32: rounded when they were stored.
 template <typename SHAPE, typename TA, typename TB, bool DEEP_A, bool DEEP_B, int K8, int STEPS, int MT, int NT,

@@ -2,7 +2,7 @@
 //
 // sum[m][n] = sum over k of a[m][k] b[k][n], in tiles of 16 x 8, k in eights. An operand is `deep` if
 // neighbours along k are contiguous, else wide; LDA and LDB are floats from one row to the next.
-// SHAPE::kPrecision is the precision. An operand may be stored as Half (pairs_16bit.cuh):
+// SHAPE::kPrecision is the precision. An operand may be stored as Half (values.cuh):
 //   kFloat32   each factor is split into two tf32 numbers, and the smallest of their four products is
 //              left out: the error is that of float32 sums
 //   kTf32      factors are rounded to tf32;   kBfloat16, kFloat16   to these; what overflows float16

@@ -6,7 +6,7 @@
 #include "losses/losses.cuh"
 #include "losses/metrics.cuh"
 #include "persistent/epilogue.cuh"
-#include "persistent/pairs_16bit.cuh"
+#include "persistent/values.cuh"
 
 struct UnscaledGradient {
   __device__ __forceinline__ float operator()(float gradient) const { return gradient; }

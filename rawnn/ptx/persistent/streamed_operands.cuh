@@ -9,7 +9,7 @@
 //   Stamps                                   NoStamps, or what stamps the parts of a phase in a traced kernel
 #pragma once
 #include "persistent/flag_bits.cuh"
-#include "persistent/pairs_16bit.cuh"
+#include "persistent/values.cuh"
 
 struct NoStamps {
   __device__ __forceinline__ void operator()(int) const {}

@@ -9,7 +9,7 @@
 // If GEMMs read 16 bits, a block keeps a copy of each weight in 16 bits: the copy of float p of shared memory
 // is element p + SHAPE::kCopies of 16 bits, biases included. kCopies is 0 if there are no copies.
 #pragma once
-#include "persistent/pairs_16bit.cuh"
+#include "persistent/values.cuh"
 #include "persistent/epilogue.cuh"
 #include "persistent/optimizer_steps.cuh"
 
