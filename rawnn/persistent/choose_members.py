@@ -46,8 +46,8 @@ LEAST_REGISTERS = {"float32": 92, "tf32": 92, "bfloat16": 76, "float16": 80}
 K8_STEP = {"float32": 16.3, "tf32": 8.5, "bfloat16": 5.1, "float16": 5.1}
 """Instructions of a warp for 16 x 8 sums over 8. This and the constants below, but those of
 clusters, are the least squares of 34 shardings of 20-64-64-3, 8-32-32-1 and 54-128-64-7, with 132,
-1,056 and 4,096 members on an H200, within 11 % of each. The data say the instructions of a part of a
-step as a share of all; all together are about those of the kernels' code."""
+1,056 and 4,096 members on an H200, within 11 % of each. The data say the instructions of a part of
+a step as a share of all; all together are about those of the kernels' code."""
 TILE_UPDATE = {0: 77.0, 1: 70.0, 2: 63.0}
 """Instructions of the update of a tile, by the optimizer's state of a weight. (One state: halfway.)
 """

@@ -95,7 +95,7 @@ def test_a_fusion_says_why_it_is_not_taken(opt: str, layers: tuple[int, ...], ba
     ("fuse=head", "fuse=head: write the fusions to leave out, each after a -, as in fuse=-late"),
     ("fuse=-", "fuse=-: write the fusions to leave out"),
     ("mma=-skiny", "there is no 'skiny'; did you mean 'skinny'"),
-    ("mma=skinny", "give auto, sync or wgmma, or kinds to leave out, as in mma=-skinny"),
+    ("mma=skinny", "give auto, sync, wgmma or many, or kinds to leave out, as in mma=-skinny"),
 ])
 def test_names_that_are_none(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -196,7 +196,7 @@ def test_is_refused_where_the_instructions_are_missing(impl: str, arch: str,
     ("mma", (7, 5), "from compute capability 8.0"),
     ("mma=wgmma", (8, 6), "only compute capability 9.0 has; this GPU has 8.6"),
     ("mma=wgmma", (10, 0), "only compute capability 9.0 has; this GPU has 10.0"),
-    ("mma=wmma", (9, 0), "give auto, sync or wgmma"),
+    ("mma=wmma", (9, 0), "give auto, sync, wgmma or many"),
     ("mma,cublas", (9, 0), "exclude each other"), ("tiled,cublas", (9, 0), "exclude each other"),
 ])
 def test_the_toggle_is_refused(text: str, capability: tuple[int, int], sentence: str) -> None:
