@@ -107,7 +107,7 @@ register(Toggle(
           "as many steps as a graph holds",
     source="Diamos et al., Persistent RNNs, 2016, for any network; PTX ISA: thread block clusters",
     group="kernels", apply=apply, needs=needs, needs_text="compute capability 8.0",
-    parameter=Parameter("auto|TPxDP[[@l2|@stream]:THREADS[xBLOCKS]:BOUNDARIES[:MICRO_BATCHES]]",
+    parameter=Parameter("auto|TPxDP[[@TRANSPORT]:THREADS[xBLOCKS]:BOUNDARIES[:MICRO_BATCHES]]",
                         parse, "auto"),
     resolved_value=resolved_value, implies=("preload", "arena", "nosync"), conflicts=("fp8",),
 ))

@@ -238,8 +238,12 @@ def test_slots_of_metrics() -> None:
 
 @pytest.mark.parametrize("kind", OPS)
 def test_whatever_measures_touches_the_slot_of_its_step(kind: str) -> None:
-    """Else the steps of an unrolled graph would wait for each other's metrics."""
+    """Else the steps of an unrolled graph would wait for each other's metrics. `member_means` reads
+    those of all steps, behind them."""
     spec = OPS[kind]
+    if kind == "member_means":
+        assert not spec.slotted
+        return
     metrics = {"loss", "correct", *PARTS} & {*spec.reads, *spec.writes}
     assert metrics == {*spec.slotted}
 

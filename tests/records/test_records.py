@@ -6,16 +6,18 @@ import difflib
 
 import pytest
 
+from tests import requires
 from tests.records import FOLDER, lines_of, load, path_of
 
 MOST_SHOWN = 40
-NEEDS = {"charts": ("matplotlib",), "html_report": ("matplotlib", "jinja2")}
 
 
 @pytest.mark.parametrize("name", load())
 def test_behaviour_is_as_recorded(name: str) -> None:
-    for module in NEEDS.get(name, ()):
-        pytest.importorskip(module)
+    if name in ("charts", "html_report"):
+        requires.module("matplotlib")
+    if name == "html_report":
+        requires.module("jinja2")
     stored = path_of(name).read_text(encoding="utf-8").splitlines()
     found = lines_of(name)
     if found != stored:

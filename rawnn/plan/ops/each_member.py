@@ -109,8 +109,10 @@ def member_orders(t: SimpleNamespace, a: Attributes) -> None:
 @define("member_means", reads=("active", "loss", "correct"), writes=("mean", "score"),
         optional=("correct", "score"))
 def member_means(t: SimpleNamespace, a: Attributes) -> None:
-    """mean = the mean loss of every active member over its steps, weighted by their examples; score
-    = the part of right answers."""
+    """mean, score = what every active member measured in an epoch.
+
+    They are the mean loss of its steps, weighted by their examples, and the part of right answers.
+    """
     whole, steps = int(a["whole"]), int(a["steps"])
     weights = np.full(steps, int(a["batch"]))
     weights[whole:] = int(a["left"])

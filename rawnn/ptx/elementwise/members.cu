@@ -13,6 +13,7 @@
 // Launch: members along y, any number (grid-stride). Orders: one example a thread; means: a warp.
 // Limit: latency, once an epoch.
 #include "persistent/member_words.cuh"
+#include "primitives/pdl.cuh"
 #include "primitives/random.cuh"
 
 extern "C" __global__ void member_orders(const int* __restrict__ active,
@@ -21,6 +22,8 @@ extern "C" __global__ void member_orders(const int* __restrict__ active,
                                          const int* __restrict__ rows, int* __restrict__ order,
                                          int ldorder, int launched, int networks, int folds,
                                          int count, bool shuffled) {
+  pdl_wait();
+  pdl_trigger();
   const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   for (int nth = static_cast<int>(blockIdx.y); nth < launched;
        nth += static_cast<int>(gridDim.y)) {
@@ -42,6 +45,8 @@ extern "C" __global__ void __launch_bounds__(32)
                  const int* __restrict__ correct, int ldcorrect, double* __restrict__ mean,
                  double* __restrict__ score, int launched, int networks, int steps, int batch,
                  int whole, int left, int answers) {
+  pdl_wait();
+  pdl_trigger();
   for (int nth = static_cast<int>(blockIdx.y); nth < launched;
        nth += static_cast<int>(gridDim.y)) {
     const int member = active[nth];
