@@ -32,6 +32,7 @@ RECORD = ROOT / "results" / "gpu-tests.json"
 LISTS = {
     "whole": "all of `tests/gpu`", "chip": "those that train on the chip, and the engine's",
     "ranks": "`tests/gpu/test_ranks.py` on two GPUs",
+    "killed": "`tests/gpu/test_rank_faults.py` on four GPUs",
     "as-7.5": "as on 7.5 (`RAWNN_COMPUTE=7.5`)", "as-8.0": "as on 8.0", "as-8.6": "as on 8.6",
     "as-8.9": "as on 8.9", "nvrtc12": "kernels compiled by NVRTC 12.9",
 }
