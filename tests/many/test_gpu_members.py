@@ -1,5 +1,6 @@
 """Members on the simulated GPU: bit for bit what single runs come to, in any number, order and
-company, with validation, early stops, states and all kinds of members."""
+company, with validation, early stops, states and all kinds of members. What both trainers do is
+tested with each; what only launches do, in test_launches.py."""
 
 from __future__ import annotations
 
@@ -17,8 +18,10 @@ from rawnn.engine.config import Config
 from rawnn.engine.machine import Opened, machine_of
 from rawnn.engine.training import Session
 from rawnn.many.gpu import GpuMembers
+from rawnn.many.launches import LaunchMembers
 from rawnn.many.member_plans import schedule_of, table_of
-from rawnn.many.members import Group
+from rawnn.many.members import Group, MemberTrainer
+from rawnn.opts.launches import LAUNCHES
 from rawnn.persistent.problem import Unsupported
 from rawnn.plan.ops.members import member_words
 from rawnn.sim import Simulation
@@ -68,10 +71,14 @@ def folded(count: int, folds: int = 2, **options: Any) -> Group:
                        TargetNormalisation.of("learned", exact[each]) for each in rows))
 
 
-def check(trainer: GpuMembers, group: Group, member: int, epochs: int) -> None:
-    """A member is what a single run of its config on its data comes to."""
+def check(trainer: MemberTrainer, group: Group, member: int, epochs: int) -> None:
+    """A member is what a single run of its config on its data comes to: with the sharding
+    LAUNCHES if its trainer has that."""
     data: Dataset = group.dataset_of(int(group.fold[member]))
-    with Session(replace(group.members[member], device="sim"), data=data) as session:
+    config = replace(group.members[member], device="sim")
+    if trainer.sharding == LAUNCHES:
+        config = replace(config, sharding=LAUNCHES)
+    with Session(config, data=data) as session:
         found = session.run()
         single = session.runner.state()
     state = trainer.state(np.array([member], np.int32))
@@ -91,12 +98,24 @@ KINDS: list[dict[str, Any]] = [
     {"loss": "mse", "schedule": "warmup:1,step:1:0.5"}, {"shuffle": False, "partial": False},
     {"layers": (13, 4), "loss": "bce", "schedule": "constant"},
 ]
+LAUNCHED_KINDS: list[dict[str, Any]] = [
+    {"layers": (13, 4)}, {"opt": "tf32", "activation": "gelu", "bias": False},
+    {"opt": "bf16,sr", "optimizer": "adam"}, {"opt": "fp16"}, {"opt": "fp8"},
+]
+"""More of them, which launches train."""
+Trainer = type[GpuMembers]
+both_trainers = pytest.mark.parametrize("trainer_class", [GpuMembers, LaunchMembers])
 
 
-@pytest.mark.parametrize("options", KINDS, ids=str)
-def test_a_member_is_a_single_run(opened: Opened, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("trainer_class", "options"), [
+    *((each, kind) for each in (GpuMembers, LaunchMembers) for kind in KINDS),
+    *((LaunchMembers, kind) for kind in LAUNCHED_KINDS)],
+    ids=lambda each: getattr(each, "__name__", str(each)))
+def test_a_member_is_a_single_run(opened: Opened, trainer_class: Trainer,
+                                  options: dict[str, Any]) -> None:
     group = group_of(5, **options)
-    trainer = GpuMembers(group, opened)
+    trainer = trainer_class(group, opened)
+    assert (trainer.sharding == LAUNCHES) == (trainer_class is LaunchMembers)
     trainer.run(np.arange(5, dtype=np.int32), 2)
     trainer.run(np.array([1, 4], np.int32), 1)
     for member in (1, 4):
@@ -110,9 +129,11 @@ def test_a_member_is_a_single_run(opened: Opened, options: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("options", [
     {"optimizer": "adam"}, {"loss": "mse", "shuffle": False, "layers": (13, 9, 1)}], ids=str)
-def test_members_of_folds(opened: Opened, options: dict[str, Any]) -> None:
+@both_trainers
+def test_members_of_folds(opened: Opened, trainer_class: Trainer,
+                          options: dict[str, Any]) -> None:
     group = folded(4, **options)
-    trainer = GpuMembers(group, opened)
+    trainer = trainer_class(group, opened)
     trainer.run(np.arange(4, dtype=np.int32), 3)
     for member in (0, 3):
         check(trainer, group, member, 3)
@@ -134,19 +155,23 @@ def test_members_of_fewer_epochs_end_their_schedules_earlier(opened: Opened,
     trainer.close()
 
 
-@pytest.mark.parametrize("count", [1, 2, 131, 132, 133])
-def test_the_number_of_members_changes_nothing(opened: Opened, count: int) -> None:
+@pytest.mark.parametrize(("trainer_class", "count"), [
+    *((GpuMembers, count) for count in (1, 2, 131, 132, 133)),
+    *((LaunchMembers, count) for count in (1, 2, 133))])
+def test_the_number_of_members_changes_nothing(opened: Opened, trainer_class: Trainer,
+                                               count: int) -> None:
     group = group_of(count, 11, epochs=1, layers=(5, 3))
-    trainer = GpuMembers(group, opened)
+    trainer = trainer_class(group, opened)
     trainer.run(np.arange(count, dtype=np.int32), 1)
     for member in {0, count // 2, count - 1}:
         check(trainer, group, member, 1)
     trainer.close()
 
 
-def test_members_go_on_from_a_state(opened: Opened) -> None:
-    group = group_of(4, optimizer="adam")
-    whole, first, second = (GpuMembers(group, opened) for _ in range(3))
+@pytest.mark.parametrize(("trainer_class", "opt"), [(GpuMembers, "none"), (LaunchMembers, "bf16")])
+def test_members_go_on_from_a_state(opened: Opened, trainer_class: Trainer, opt: str) -> None:
+    group = group_of(4, optimizer="adam", opt=opt)
+    whole, first, second = (trainer_class(group, opened) for _ in range(3))
     every = np.arange(4, dtype=np.int32)
     whole.run(every, 3)
     first.run(every, 2)
