@@ -11,7 +11,14 @@ from rawnn.persistent.sharding import (
     Sharding,
 )
 
-THREADS, MOST_OUTPUTS, MOST_BATCH = 512, 16, 64
+THREADS = 512
+"""Threads of a block, of which each has 128 registers."""
+MOST_BATCH = THREADS // STREAMED_WIDTH
+"""Examples of a step at most: each thread adds up one element of the block's part [8, examples] of
+a hidden boundary (`add_up` in ptx/persistent/streamed_products.cuh)."""
+MOST_OUTPUTS = 16
+"""Outputs of the network at most: the inner dimension of an mma.m16n8k16, which has the gradient of
+the last layer as an operand (`last_backward` in ptx/persistent/streamed.cuh)."""
 
 
 def streamed_sharding(p: Problem) -> Sharding | None:
@@ -33,7 +40,7 @@ def why_not_streamed(d: Sharding) -> str:
             ("its hidden layers must have one width, a multiple of 16",
              len(set(p.layers[1:-1])) != 1 or p.layers[1] % 16 > 0),
             ("its inputs must be a multiple of 8", p.layers[0] % 8 > 0),
-            (f"it may have {MOST_OUTPUTS} outputs", p.outputs > MOST_OUTPUTS),
+            (f"its outputs must be at most {MOST_OUTPUTS}", p.outputs > MOST_OUTPUTS),
             (f"its batch must be a multiple of 16, {MOST_BATCH} at most",
              p.batch % 16 > 0 or p.batch > MOST_BATCH),
             ("the slope of its activation must be that of the output", p.saves_input)):

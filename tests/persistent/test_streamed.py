@@ -14,7 +14,14 @@ from rawnn.model.optimizers import Optimizer
 from rawnn.persistent import cost
 from rawnn.persistent.choose import choose, streamed_candidates
 from rawnn.persistent.layout import layout_of
-from rawnn.persistent.phases.streamed import Backward, Forward, ReceiveWeights, gathers
+from rawnn.persistent.phases.streamed import (
+    Backward,
+    Forward,
+    ReceiveWeights,
+    gathered,
+    gathered_of,
+    gathers,
+)
 from rawnn.persistent.problem import Unsupported
 from rawnn.persistent.schedule import build
 from rawnn.persistent.sharding import STREAM, Sharding
@@ -106,7 +113,7 @@ def given(layers: tuple[int, ...] = (784, 256, 256, 256, 10), **options: Any) ->
     ({"layers": (784, 256, 10)}, "two hidden layers"),
     ({"layers": (784, 256, 128, 10)}, "one width"), ({"layers": (784, 40, 40, 10)}, "16"),
     ({"layers": (780, 256, 256, 10)}, "multiple of 8"),
-    ({"layers": (784, 256, 256, 17)}, "16 outputs"), ({"batch": 24}, "batch"),
+    ({"layers": (784, 256, 256, 17)}, "at most 16"), ({"batch": 24}, "batch"),
     ({"batch": 128}, "batch"), ({"network": {"activation": "gelu"}}, "slope")])
 def test_what_cannot_stream_says_why(options: dict[str, Any], reason: str) -> None:
     p = given(**options)
@@ -143,6 +150,22 @@ def test_what_is_gathered_has_two_buffers() -> None:
     words = layout_of(d, HOPPER.shared).workspaces(1)["receive_buffers"]
     quads = 2 * 4 * 32 * 32 + 32 * 32 * 32 + 32 * 32
     assert words == 4 * quads
+
+
+@pytest.mark.parametrize("depth", [3, 4, 6])
+def test_loops_find_each_boundary_where_it_is_gathered(depth: int) -> None:
+    d = streamed_sharding(given((784, *[256] * (depth - 1), 10)))
+    assert d is not None
+
+    def place(text: str, n: int = 0) -> int:
+        index = text.removeprefix("gathered + ").removesuffix(" * (Net::kBlocks * Net::kQuads)")
+        return int(eval(index, {"n": n}))
+
+    for index, name in enumerate(gathers(d)):
+        assert place(gathered(d, name)) == index
+        for further in (-1, 0, 1):
+            text = gathered_of(d, name[0], "n", further)
+            assert place(text, int(name[1:]) - further) == index
 
 
 def test_every_phase_has_its_stamps_and_cycles() -> None:

@@ -40,6 +40,24 @@ def gathers(d: Sharding) -> list[str]:
     return [f"a{n}" for n in range(1, depth)] + [f"z{n}" for n in range(depth - 2, 1, -1)]
 
 
+def gathered(d: Sharding, name: str) -> str:
+    """C++: where the boundary `name` is gathered, such as "a1"."""
+    return _gathered(str(gathers(d).index(name)))
+
+
+def gathered_of(d: Sharding, kind: str, n: str, further: int = 0) -> str:
+    """C++: where the boundary of layer `n` + `further` is gathered, `n` being a C++ expression. In
+    `gathers` the activations, of the `kind` a, ascend by one, and the gradients z descend."""
+    place, layer = next((place, int(name[1:])) for place, name in enumerate(gathers(d))
+                        if name[0] == kind)
+    return _gathered(f"({n} - {layer - place - further})" if kind == "a" else
+                     f"({place + layer - further} - {n})")
+
+
+def _gathered(place: str) -> str:
+    return f"gathered + {place} * ({NET}::kBlocks * {NET}::kQuads)"
+
+
 @dataclass(frozen=True)
 class Streamed(Phase):
     """What the phases share: the numbers of the templates."""
@@ -75,14 +93,12 @@ class Streamed(Phase):
         return costs.via_l2 + costs.via_l2_block * d.tp_size + nbytes / costs.via_l2_bytes
 
     # -- text --------------------------------------------------------------------------------------
-    def gathered(self, k: Kernel, name: str) -> str:
-        return f"gathered + {gathers(k.d).index(name)} * ({NET}::kBlocks * {NET}::kQuads)"
-
     def bias(self, k: Kernel, n: int) -> int:
         return k.layout.places["biases"] + 16 * (n - 1)
 
-    def stamped(self, k: Kernel, of_layer: str = "") -> str:
-        """C++: the stamps of the phase, of the first of several layers or of the one `of_layer`."""
+    def claim_stamps(self, k: Kernel, of_layer: str = "") -> str:
+        """C++: the stamps of the phase, whose numbers no later phase gets. In a loop over layers
+        `of_layer` is added to those of the first."""
         first = k.stamped[k.in_micro_batch]
         k.stamped[k.in_micro_batch] += len(self.stamps(k.d))
         return f"{{stamps, u, {first}{of_layer}}}" if k.layout.traced else "{}"
@@ -92,11 +108,10 @@ class Streamed(Phase):
         places, p = k.layout.places, k.p
         size = places["own a2"] - places["own a1"]
         own_z = f"{places['own z1']} + ({n} - 2) * {size if p.bias else 0}"
-        to = f"({n} > 2 ? gathered + ({2 * p.depth - 2} - {n}) * ({NET}::kBlocks * " \
-             f"{NET}::kQuads) + rank * {NET}::kQuads : nullptr)"
+        to = f"({n} > 2 ? {gathered_of(k.d, 'z', n, -1)} + rank * {NET}::kQuads : nullptr)" \
+            if p.depth > 3 else "nullptr"
         return f"{places['own a1']} + ({n} - 2) * {size}, {own_z}, {places['weights']} + " \
                f"({n} - 2) * {p.layers[1] * STREAMED_WIDTH}, {to}, bit, rule"
-
 
     # -- meaning -----------------------------------------------------------------------------------
     def publish(self, run: Interpreter, block: Block, name: str, v: Array) -> None:
@@ -177,7 +192,8 @@ class FirstForward(Streamed):
         k.w(f"int {SCRATCH} = {places['scratch0']};")
         k.w(f"{NET}::first_forward(images, ldimages, {places['rows']} + (u & 1) * {k.d.columns}, "
             f"{stage(k, 'u')}, {places['weights1']}, {self.bias(k, 1)}, {places['own a1']}, "
-            f"{self.gathered(k, 'a1')} + rank * {NET}::kQuads, bit, {SCRATCH}, {self.stamped(k)});")
+            f"{gathered(k.d, 'a1')} + rank * {NET}::kQuads, bit, {SCRATCH}, "
+            f"{self.claim_stamps(k)});")
 
     def interpret(self, run: Interpreter, block: Block) -> None:
         self.activated(run, block, block.at["w1"] @ block.at["x"])
@@ -231,7 +247,7 @@ class Forward(Streamed):
         """The first of these layers emits a loop over all."""
         places, w = k.layout.places, k.w
         if self.layer > 1:
-            self.stamped(k)
+            self.claim_stamps(k)  # the loop of the first of these layers stamps them
             return
         size = places["own a2"] - places["own a1"]
         w("#pragma unroll 1")
@@ -239,11 +255,12 @@ class Forward(Streamed):
         w(f"if (n == 3 && u > 0) {WEIGHTS}::receive_last(sent_last, {places['last words']}, "
           f"changed ^ 1u);")
         w(f"{SCRATCH} = {other(k)};")
-        w(f"float4* const from = gathered + (n - 2) * ({NET}::kBlocks * {NET}::kQuads);")
+        w(f"float4* const from = {gathered_of(k.d, 'a', 'n', -1)};")
+        # In `gathers` the next layer's follows. Counted from `from`, which is in a register.
         w(f"{NET}::forward(from, {places['words']} + (n - 2) * {k.p.layers[1] * 4}, "
           f"{self.bias(k, 1)} + (n - 1) * 16, {places['own a1']} + (n - 1) * {size}, "
           f"from + ({NET}::kBlocks + rank) * {NET}::kQuads, bit, {SCRATCH}, "
-          f"{self.stamped(k, f' + (n - 2) * {len(self.stamps(k.d))}')});")
+          f"{self.claim_stamps(k, f' + (n - 2) * {len(self.stamps(k.d))}')});")
         w("}")
 
     def interpret(self, run: Interpreter, block: Block) -> None:
@@ -275,10 +292,10 @@ class Last(Streamed):
           f"0, {p.outputs}, y_now, present, {k.mean(p.batch)}, {place_of_tallies(k)});")
         w("};")
         w(f"{SCRATCH} = {other(k)};")
-        w(f"{NET}::last_layer({self.gathered(k, f'a{n - 1}')}, "
+        w(f"{NET}::last_layer({gathered(k.d, f'a{n - 1}')}, "
           f"{places['last words']}, {self.bias(k, n)}, {places['logits']}, {places['gradient']}, "
           f"{SCRATCH}, {other(k)}, of_batch, {self.passed_back(k, str(n - 1))}, "
-          f"{self.stamped(k)});")
+          f"{self.claim_stamps(k)});")
         if p.outputs > STREAMED_WIDTH:
             w(f"{SCRATCH} = {other(k)};")
         w(f"if (warp_index() == {d.warps - 1}) {{")
@@ -325,14 +342,13 @@ class Backward(Streamed):
         """The first of these layers emits a loop over all."""
         w, first = k.w, k.p.depth - 2
         if self.layer + 1 < first:
-            self.stamped(k)
+            self.claim_stamps(k)  # the loop of the first of these layers stamps them
             return
         w("#pragma unroll 1")
         w(f"for (int n = {first}; n > 1; --n) {{")
-        w(f"const float4* const from = gathered + ({2 * k.p.depth - 3} - n) * ({NET}::kBlocks * "
-          f"{NET}::kQuads);")
+        w(f"const float4* const from = {gathered_of(k.d, 'z', 'n')};")
         w(f"{NET}::backward(from, {SCRATCH}, {self.passed_back(k, 'n')}, "
-          f"{self.stamped(k, f' + ({first} - n) * {len(self.stamps(k.d))}')});")
+          f"{self.claim_stamps(k, f' + ({first} - n) * {len(self.stamps(k.d))}')});")
         w(f"{SCRATCH} = {other(k)};")
         w("}")
 
@@ -361,7 +377,7 @@ class UpdateFirst(Streamed):
         w(f"{WEIGHTS}::send_weights<{p.depth - 2}>(sent_weights, rank, {places['weights']}, "
           f"changed);")
         w("__syncthreads();")
-        stamped = self.stamped(k)
+        stamped = self.claim_stamps(k)
         if k.layout.traced:
             w(f"stamps.stamp(u, {k.stamped[True] - 3});")
         for n in range(1, p.depth - 1) if p.bias else ():
