@@ -33,10 +33,37 @@ from rawnn.ptx.gemm.mma import PREDICTED, predicted
 from rawnn.ptx.gemm.tiles import blocks, gemm_shape
 
 UNROLLED = 32
-"""Steps of a graph, at most: a longer one takes longer to make, and one of so many its launch's
-microseconds seldom."""
+"""Steps of a graph at most. A longer graph takes longer to build, and saves little: the launch of a
+graph is divided by its steps."""
 LEAST_MEASURED = 128
-"""Examples that are measured at once, where a batch has fewer."""
+"""Rows that are measured at once at least, also where a batch has fewer."""
+
+
+@dataclass(frozen=True)
+class RepeatedPlan:
+    """A part of an epoch, in parts of the same number of rows: the ops of `whole`, `count` times,
+    then those of `partial` on the rows that remain (none if no rows do)."""
+
+    whole: Plan
+    count: int
+    partial: Plan
+
+    def graphs(self, launched: int) -> list[GraphPlan]:
+        """Its graphs, for so many members."""
+        def ops_of(steps: int) -> list[Op]:
+            found = [op.at_step(s, {}) for s in range(steps) for op in self.whole.ops
+                     if op.attributes["single"].kind not in DEFERRED]
+            return found + [_deferred(op, steps) for op in self.whole.ops
+                            if steps and op.attributes["single"].kind in DEFERRED]
+
+        times, over = divmod(self.count, UNROLLED)
+        last = [*ops_of(over), *(op.at_step(over, {}) for op in self.partial.ops)]
+        found = [([*ops_of(UNROLLED), advance(UNROLLED)], times)] if times else []
+        found += [(last, 1)] if last else []
+        tensors = {**self.whole.tensors, **self.partial.tensors}
+        return [GraphPlan(replace(self.whole, tensors=tensors, ops=tuple(
+            launched_with(op, launched) for op in ops)), launches, chain=True)
+            for ops, launches in found]
 
 
 @dataclass(frozen=True)
@@ -44,8 +71,7 @@ class LaunchPlans:
     """start: draws the initial weights. refresh: the copies of weights that steps read.
     begin: order and learning rates of an epoch's steps. end: its mean loss, and the clock.
     scores: of the members behind an epoch.
-    steps, rest, measuring, left: ops of a step, of that on a partial batch, and of measuring a
-    chunk of the rows and those that are left; `whole` and `chunks` say how often.
+    training: the steps of an epoch. evaluation: what measures the rows behind it, in chunks.
     answers: of an example, 0 where they are not counted. single: the step of one network.
     words: as MemberPlans has them.
     """
@@ -55,12 +81,8 @@ class LaunchPlans:
     begin: Plan
     end: Plan
     scores: Plan
-    steps: Plan
-    rest: Plan
-    measuring: Plan
-    left: Plan
-    whole: int
-    chunks: int
+    training: RepeatedPlan
+    evaluation: RepeatedPlan
     answers: int
     single: Plan
     words: NDArray[np.int32]
@@ -69,31 +91,6 @@ class LaunchPlans:
     def around(self) -> list[Plan]:
         """Those that are not graphs."""
         return [self.start, self.refresh, self.begin, self.end, self.scores]
-
-    def training(self, launched: int) -> list[GraphPlan]:
-        """The graphs of an epoch's steps, of so many members."""
-        return _graphs(self.steps, self.rest, self.whole, launched)
-
-    def evaluation(self, launched: int) -> list[GraphPlan]:
-        return _graphs(self.measuring, self.left, self.chunks, launched)
-
-
-def _graphs(step: Plan, rest: Plan, count: int, launched: int) -> list[GraphPlan]:
-    """`count` times `step`, then `rest`."""
-    def ops_of(steps: int) -> list[Op]:
-        found = [op.at_step(s, {}) for s in range(steps) for op in step.ops
-                 if op.attributes["single"].kind not in DEFERRED]
-        return found + [_deferred(op, steps) for op in step.ops
-                        if steps and op.attributes["single"].kind in DEFERRED]
-
-    times, over = divmod(count, UNROLLED)
-    last = [*ops_of(over), *(op.at_step(over, {}) for op in rest.ops)]
-    parts = [([*ops_of(UNROLLED), advance(UNROLLED)], times)] if times else []
-    parts += [(last, 1)] if last else []
-    tensors = {**step.tensors, **rest.tensors}
-    return [GraphPlan(replace(step, tensors=tensors, ops=tuple(
-        launched_with(op, launched) for op in ops)), launches, chain=True)
-        for ops, launches in parts]
 
 
 def _deferred(op: Op, steps: int) -> Op:
@@ -131,30 +128,36 @@ class _LaunchBuilder(PlanBuilder):
         if self.uneven or self.uneven_scored:
             raise Unsupported("is on lists of rows of different lengths",
                               "give lists of one length")
-        left, rows = recipe.partial_size(group.examples), group.scored
+        partial_batch, rows = recipe.partial_size(group.examples), group.scored
         chunk = min(max(recipe.batch, LEAST_MEASURED), rows)
-        chunks, over = divmod(rows, chunk)
+        chunks, partial_chunk = divmod(rows, chunk)
         step = self._step()
         empty = Plan("empty", {}, (), 0, target=step.target)
-        singles = [
-            (step, "train", ""),
-            (self._step(rest=True).with_own_temporaries("rest.") if left else empty, "train", ""),
-            (self._chunk(chunk, rows, chunk), self.measured, TEST),
-            (self._chunk(over, rows, chunk).with_own_temporaries("rest.") if over else empty,
-             self.measured, TEST)]
-        found = [self._of_members(*single) for single in singles]
-        self.tensors = {**{n: t for plan in found for n, t in plan.tensors.items()},
+        partial_step = self._step(rest=True).with_own_temporaries("rest.") if partial_batch \
+            else empty
+        partial_measuring = self._chunk(partial_chunk, rows, chunk).with_own_temporaries("rest.") \
+            if partial_chunk else empty
+        steps = group.steps - (partial_batch > 0)
+        training = RepeatedPlan(self._of_members(step, "train", ""), steps,
+                        self._of_members(partial_step, "train", ""))
+        evaluation = RepeatedPlan(
+            self._of_members(self._chunk(chunk, rows, chunk), self.measured, TEST), chunks,
+            self._of_members(partial_measuring, self.measured, TEST))
+        plans = (training.whole, training.partial, evaluation.whole, evaluation.partial)
+        self.tensors = {**{n: t for plan in plans for n, t in plan.tensors.items()},
                         **self._around(group.steps)}
-        whole = group.steps - (left > 0)
         answers = self.network.loss_spec.counts(self.network.outputs)
-        end = [self._means("loss", "train_loss", whole, recipe.batch, left, 0),
+        end = [self._means("loss", "train_loss", whole=steps, batch=recipe.batch,
+                           partial=partial_batch),
                self._each(Op("tick", "tick", {"clock": "clock"}, {"steps": group.steps}), step)]
-        scores = [self._means(f"{TEST}loss", "validation_loss", chunks, chunk, over, answers)]
+        scores = [self._means(f"{TEST}loss", "validation_loss", whole=chunks, batch=chunk,
+                              partial=partial_chunk, answers=answers)]
         return LaunchPlans(
-            self._plan("start", self._initial(step)), self._plan("refresh", self._copied(step)),
-            self._plan("begin", self._begin(group.steps)), self._plan("end", end),
-            self._plan("scores", scores), found[0], found[1], found[2], found[3], whole, chunks,
-            answers, step, table_of(group, self.settings))
+            start=self._plan("start", self._initial(step)),
+            refresh=self._plan("refresh", self._copied(step)),
+            begin=self._plan("begin", self._begin(group.steps)), end=self._plan("end", end),
+            scores=self._plan("scores", scores), training=training, evaluation=evaluation,
+            answers=answers, single=step, words=table_of(group, self.settings))
 
     def _plan(self, name: str, ops: Sequence[Op]) -> Plan:
         return Plan(name, self.tensors, tuple(ops), self.recipe.batch,
@@ -248,14 +251,16 @@ class _LaunchBuilder(PlanBuilder):
             found["rows"] = Tensor("rows", (self.folds * self.group.examples,), "int32", Role.DATA)
         return found
 
-    def _means(self, loss: str, mean: str, whole: int, batch: int, left: int, answers: int) -> Op:
-        """The op of the mean loss of `whole` steps on a batch each, and one on those `left`."""
+    def _means(self, loss: str, mean: str, *, whole: int, batch: int, partial: int,
+               answers: int = 0) -> Op:
+        """The op of the mean loss of `whole` steps of `batch` rows, and of one of `partial` rows if
+        there are some."""
         scored = {"score": "validation_score"} if loss.startswith(TEST) else {}
         if answers:
             scored["correct"] = f"{TEST}correct"
         return Op("member_means", mean, {"active": "active", "loss": loss, "mean": mean, **scored},
                   {"launched": len(self.group), "networks": len(self.group),
-                   "steps": whole + (left > 0), "batch": batch, "whole": whole, "left": left,
+                   "steps": whole + (partial > 0), "batch": batch, "whole": whole, "left": partial,
                    "answers": answers})
 
     def _begin(self, steps: int) -> list[Op]:

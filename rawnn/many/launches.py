@@ -32,8 +32,9 @@ _Prepared = tuple[Command, Mapping[str, str]]
 """A command, and its operands."""
 WRITES_SCORES = ("mean", "score")
 FEWER = 0.7
-"""Graphs are made anew for so many times the members; those of more have blocks that end at once.
-"""
+"""Factor between the numbers of members that graphs are built for. Fewer members than a graph is
+built for run in it, too: the blocks of the others end at once. So each number of active members
+needs no graph of its own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,12 +62,12 @@ class LaunchMembers(GpuMembers):
 
     @property
     def _described(self) -> str:
-        ops = len(self._launched.steps.ops)
+        ops = len(self._launched.training.whole.ops)
         return f"{ops} launches a step, each of all, {self.sharding}"
 
     def _build(self) -> None:
         plans, networks = self._launched, len(self._group)
-        graphs = [*plans.training(networks), *plans.evaluation(networks)]
+        graphs = [*plans.training.graphs(networks), *plans.evaluation.graphs(networks)]
         self._place_all([*plans.around, *(graph.plan for graph in graphs)])
         self._run_once(plans.start)
         self._refresh()
@@ -90,7 +91,8 @@ class LaunchMembers(GpuMembers):
             plans = self._launched
             training, measuring = (
                 GraphProgram(self._lowering, graphs, self._addresses, {}, label) for graphs, label
-                in ((plans.training(size), "epoch"), (plans.evaluation(size), "scores")))
+                in ((plans.training.graphs(size), "epoch"),
+                    (plans.evaluation.graphs(size), "scores")))
             self._closing.callback(training.close)
             self._closing.callback(measuring.close)
             self._graphs[size] = _Graphs(training, self._all(plans.end, size), measuring,
@@ -128,14 +130,14 @@ class LaunchMembers(GpuMembers):
 
 
 FASTER = 0.6
-"""Of what the kernel that holds its weights is expected to take, what launches may: the model of
-the kernel says up to 1.5 times what it took where a member has a cluster, and that of launches what
-they took within a tenth (784-128-10, H200)."""
-
-
+"""Launches are chosen where they are expected to take less than this part of what the kernel with
+resident weights is expected to take. The two models err differently: where a member has a cluster,
+that of the kernel predicts up to 1.5 times the measured time; that of launches errs by a tenth
+(784-128-10, H200)."""
 MEMORY, LEAST_MEMORY = 0.85, 0.5
-"""Parts of a GPU's memory that members may take: of what is free, and of all, which other groups
-make room in. Of more members, a part trains at a time."""
+"""The memory that the members of one trainer may take: the larger of MEMORY times what is free and
+LEAST_MEMORY times all of the GPU's. Other groups may hold memory now, which they give back when
+this one needs it. Members that need more train in parts, one after the other."""
 
 
 def kind_of(group: Group, opened: Opened, sharding: str, at_once: int | None = None,
@@ -146,23 +148,23 @@ def kind_of(group: Group, opened: Opened, sharding: str, at_once: int | None = N
     if sharding:
         return LaunchMembers if sharding == LAUNCHES else GpuMembers
     networks, machine = at_once or len(group), opened.machine
-    reason: Unsupported | None = None
-    limit = math.inf
+    refusal: Unsupported | None = None
+    resident_us = math.inf
     try:
         plans = plan(group, machine, "", columns_of(group), at_once)
-        limit = 0.0 if plans.is_named or plans.choice.sharding.tp_size == 1 \
-            else FASTER * plans.choice.us
+        if plans.is_named or plans.choice.sharding.tp_size == 1:
+            return GpuMembers
+        resident_us = plans.choice.us
     except Unsupported as error:
-        reason = error
-    if limit:
-        with suppress(Unsupported):
-            single = launch_plans(group.part(_alike(group)[0]), machine, "", 1).single
-            if reason is not None:
-                limit = networks * single_microseconds(single, machine.target)
-            if step_microseconds(single, networks, machine.target) < limit:
-                return LaunchMembers
-    if reason is not None:
-        raise reason
+        refusal = error
+    with suppress(Unsupported):
+        single = launch_plans(group.part(_alike(group)[0]), machine, "", 1).single
+        allowed_us = FASTER * resident_us if refusal is None \
+            else networks * single_microseconds(single, machine.target)
+        if step_microseconds(single, networks, machine.target) < allowed_us:
+            return LaunchMembers
+    if refusal is not None:
+        raise refusal
     return GpuMembers
 
 

@@ -84,7 +84,8 @@ def test_each_member_has_its_own(options: dict[str, Any], tmp_path: Path) -> Non
     group = group_of(4, folds=2, rows=23, **options)
     plans = launch_plans(group, CAPABLE, "", 1)
     checked = set()
-    for plan in (plans.steps, plans.rest, plans.end, plans.measuring):
+    for plan in (plans.training.whole, plans.training.partial, plans.end,
+                 plans.evaluation.whole):
         for op in plan.ops:
             if op.kind != KIND or kernel_for(op).name in checked:
                 continue
@@ -117,7 +118,7 @@ def test_each_member_has_its_own(options: dict[str, Any], tmp_path: Path) -> Non
     {"layers": (13, 4)}, {"layers": (64, 128, 4), "batch": 128, "rows": 300}], 2), ids=str)
 def test_nvrtc_compiles_them(options: dict[str, Any]) -> None:
     plans = launch_plans(group_of(3, **options), CAPABLE, "", 1)
-    impls = {impl.name: impl for plan in (plans.steps, plans.measuring, plans.end)
+    impls = {impl.name: impl for plan in (plans.training.whole, plans.evaluation.whole, plans.end)
              for op in plan.ops if (impl := kernel_for(op)).code is not None}
     for impl in impls.values():
         assert impl.code is not None
