@@ -207,7 +207,7 @@ class Config:
         """Raise ConfigError for a sharding that is not one in full."""
         if self.sharding is None:
             return
-        from rawnn.opts.launches import LAUNCHES
+        from rawnn.opts.launch_sharding import LAUNCHES
         from rawnn.persistent.spelling import is_full_sharding
 
         if self.sharding != LAUNCHES and not is_full_sharding(self.sharding):
@@ -247,7 +247,7 @@ class Config:
         `opt`."""
         if self.sharding is None:
             return self.opt
-        from rawnn.opts.launches import LAUNCHES, launch_toggles
+        from rawnn.opts.launch_sharding import LAUNCHES, launch_toggles
 
         return launch_toggles(self.opt) if self.sharding == LAUNCHES else \
             f"{self.opt},persistent={self.sharding}"

@@ -15,7 +15,7 @@ from rawnn.common.target import Machine
 from rawnn.engine.launch_choices import Changes, choices_of
 from rawnn.engine.runners.prepared_run import PreparedRun
 from rawnn.opts import Selection
-from rawnn.opts.launches import LAUNCHES, MANY_GEMMS
+from rawnn.opts.launch_sharding import LAUNCHES, MANY_GEMMS
 from rawnn.opts.user_kernel_toggles import toggle
 
 

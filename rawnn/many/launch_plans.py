@@ -18,7 +18,7 @@ from rawnn.engine.runners.plan_data import data_spec_of
 from rawnn.graphs.unrolling import GraphPlan
 from rawnn.many.member_plans import OF_DATA, TEST, PlanBuilder, schedule_of, table_of
 from rawnn.many.members import Group
-from rawnn.opts.launches import LAUNCH_TOGGLES
+from rawnn.opts.launch_sharding import LAUNCH_TOGGLES
 from rawnn.persistent.problem import NOT_SETTINGS, Unsupported
 from rawnn.plan.build import CLOCK
 from rawnn.plan.merging import DEFERRED
@@ -30,6 +30,7 @@ from rawnn.plan.plan import Plan, advance
 from rawnn.plan.tensor import Role, Tensor
 from rawnn.ptx.each_member import FLAT, MOST_MEMBERS, elements_of
 from rawnn.ptx.gemm.mma import PREDICTED, predicted
+from rawnn.ptx.gemm.tile_cost import CYCLES_PER_US
 from rawnn.ptx.gemm.tiles import blocks, gemm_shape
 
 UNROLLED = 32
@@ -291,12 +292,10 @@ class _LaunchBuilder(PlanBuilder):
 
 
 # -- expected time ---------------------------------------------------------------------------------
-CYCLES_PER_US = 1755.0
-"""Of the figures of ptx/gemm/tile_cost.py."""
-LAUNCH_US = 1.5
-"""From a kernel of a graph to the next."""
-BYTES_PER_US, FLOPS_PER_US = 2.5e6, 2e7
-"""Of operands that are no GEMM's, and of arithmetic outside tensor cores (estimated)."""
+KERNEL_GAP_US = 1.5
+"""Microseconds from a kernel of a graph to the next."""
+OTHER_BYTES_PER_US, OTHER_FLOPS_PER_US = 2.5e6, 2e7
+"""Throughput of the kernels that are no GEMM (estimated)."""
 
 
 def step_microseconds(plan: Plan, networks: int, target: Target) -> float:
@@ -304,10 +303,11 @@ def step_microseconds(plan: Plan, networks: int, target: Target) -> float:
     one multiprocessor, shared by all of them, or the latency of a block."""
     total = 0.0
     for op in plan.ops:
-        total += LAUNCH_US
+        total += KERNEL_GAP_US
         if op.impl not in PREDICTED:
             moved = sum(plan[name].nbytes for name in op.tensors if not plan[name].role.of_data)
-            total += networks * max(moved / BYTES_PER_US, operations(op, plan) / FLOPS_PER_US)
+            total += networks * max(moved / OTHER_BYTES_PER_US,
+                                    operations(op, plan) / OTHER_FLOPS_PER_US)
             continue
         p, (choose, cycles) = gemm_shape(op, plan), PREDICTED[op.impl]
         tile = choose(p, plan.target)
@@ -320,6 +320,6 @@ def step_microseconds(plan: Plan, networks: int, target: Target) -> float:
 def single_microseconds(plan: Plan, target: Target) -> float:
     """Expected microseconds of a step of one of several networks that runs by themselves train: 40
     of 784-512-512-10 in tf32, of which 16 took 45 each (H200)."""
-    return sum(LAUNCH_US + (min(
+    return sum(KERNEL_GAP_US + (min(
         predicted(impl, gemm_shape(op, plan), target) for impl in {op.impl, "mma"})
         / CYCLES_PER_US if op.impl in PREDICTED else 0.0) for op in plan.ops)

@@ -24,7 +24,7 @@ from rawnn.many.launch_plans import (
 )
 from rawnn.many.member_plans import MemberPlans, member_plans
 from rawnn.many.members import Group, Rows
-from rawnn.opts.launches import LAUNCHES
+from rawnn.opts.launch_sharding import LAUNCHES
 from rawnn.persistent.problem import Unsupported
 from rawnn.plan.plan import Plan
 

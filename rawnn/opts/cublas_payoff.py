@@ -21,14 +21,13 @@ from rawnn.plan.plan import Plan
 from rawnn.plan.policy import Policy
 from rawnn.plan.recipe import DataSpec, Recipe
 from rawnn.ptx.gemm.mma import PREDICTED, predicted
+from rawnn.ptx.gemm.tile_cost import CYCLES_PER_US
 from rawnn.ptx.gemm.tiles import GemmShape, gemm_shape
 from rawnn.ptx.kernel_registry import ceil
 
-CYCLES_PER_US = 1755.0
-"""The clock that predicted cycles are for."""
-GEMM_BYTES_PER_US, BYTES_PER_US = 3.3e6, 2.0e6
+GEMM_BYTES_PER_US, SEPARATE_BYTES_PER_US = 3.3e6, 2.0e6
 """Bytes that a GEMM at most reads and writes in a microsecond, and a separate kernel in a step."""
-LAUNCH_US = 3.0
+SEPARATE_US = 3.0
 """Microseconds by which a separate kernel delays a step besides its bytes."""
 UPDATE_FACTOR = 0.5
 """Of the time of a separate update, what a step is longer: it overlaps with the backward pass."""
@@ -122,7 +121,8 @@ def _own_us(plan: Plan, op: Op, p: GemmShape) -> float:
 
 def _library_us(plan: Plan, op: Op, p: GemmShape) -> float:
     in_place = [each for each in _updates(plan, op) if updates_in_place(plan, each)]
-    separate = sum(LAUNCH_US + _nbytes(plan, each) / BYTES_PER_US for each in _separate(plan, op))
+    separate = sum(SEPARATE_US + _nbytes(plan, each) / SEPARATE_BYTES_PER_US
+                   for each in _separate(plan, op))
     return LATE_US + max(cublas_cycles(p, plan.target) / CYCLES_PER_US,
                          _nbytes(plan, op, in_place) / GEMM_BYTES_PER_US) \
         + (UPDATE_FACTOR * separate if p.layout == "tn" else separate)

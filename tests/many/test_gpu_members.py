@@ -21,7 +21,7 @@ from rawnn.many.gpu import GpuMembers
 from rawnn.many.launches import LaunchMembers
 from rawnn.many.member_plans import schedule_of, table_of
 from rawnn.many.members import Group, MemberTrainer
-from rawnn.opts.launches import LAUNCHES
+from rawnn.opts.launch_sharding import LAUNCHES
 from rawnn.persistent.problem import Unsupported
 from rawnn.plan.ops.members import member_words
 from rawnn.sim import Simulation

@@ -20,6 +20,8 @@ from rawnn.plan.tensor import LINE, LONG
 from rawnn.ptx.gemm.tiles import GemmShape, Tile, blocks, with_partial_sums
 from rawnn.ptx.kernel_registry import Scalars, ceil
 
+CYCLES_PER_US = 1755.0
+"""The clock of the figures here."""
 FIRST_STAGE_CYCLES, ROUND_CYCLES = 1010.0, 740.0
 """Cycles from the end of the previous kernel to the first stage, and to start each wave of
 blocks."""
