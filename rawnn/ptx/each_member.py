@@ -127,7 +127,7 @@ def _argument(op: Op, p: Parameter) -> str:
     """What the wrapper passes for a parameter."""
     single: Op = op.attributes["single"]
     plan: Plan = op.attributes["plan"]
-    settings: dict[str, int] = op.attributes["settings"]
+    places: dict[str, int] = op.attributes["setting_places"]
     if p.pointer:
         stack = op.attributes["stacks"].get(p.name, SHARED)
         if stack == SHARED:
@@ -135,9 +135,9 @@ def _argument(op: Op, p: Parameter) -> str:
         number = "member" if stack == OWN else f"words[{FOLD_WORD}]"
         return f"{p.name} + static_cast<long long>({number}) * " \
                f"{elements_of(plan[single.operands[p.name]])}"
-    if p.name in settings:
+    if p.name in places:
         return f"static_cast<{p.ctype}>(reinterpret_cast<const double*>" \
-               f"(words + {SETTINGS_WORD})[{settings[p.name]}])"
+               f"(words + {SETTINGS_WORD})[{places[p.name]}])"
     if p.name == "seed":
         return "*reinterpret_cast<const unsigned long long*>(words)"
     return p.name

@@ -3,23 +3,20 @@
 The attribute `single` is the op of one network, of the plan `plan`. Operands have its roles;
 `stacks` says of each whose part a member uses: its OWN part of a stack of all members' tensors,
 that of its FOLD, or what is SHARED. `active` lists the members of a launch, `launched` of them, -1
-for none. `settings` are the optimizer's settings that come from a member's row of `members`, with
-their places there. `folds` is the number of lists of rows.
+for none. `setting_places` has the optimizer's settings that come from a member's row of `members`,
+each with its place among those of a row. `folds` is the number of lists of rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from rawnn.common import random
-from rawnn.plan.op import OPS, Attributes, Op, OpSpec, define
+from rawnn.plan.op import OPS, Attributes, Op, OpSpec
 from rawnn.plan.ops.common import Array
-from rawnn.plan.ops.members import MemberWords
+from rawnn.plan.ops.members import MemberWords, active_members
 
 if TYPE_CHECKING:
     from rawnn.plan.plan import Plan
@@ -30,14 +27,14 @@ OWN, FOLD, SHARED = "own", "fold", "shared"
 
 
 def each_member(op: Op, plan: Plan, operands: Mapping[str, str], stacks: Mapping[str, str],
-                settings: Sequence[str], networks: int) -> Op:
-    """`op` for each of so many members, with the `operands` that stand for its own. `settings` are
-    all that a row of `members` has, in its order."""
-    varied = {name: place for place, name in enumerate(settings) if name in op.attributes} \
+                setting_names: Sequence[str], networks: int) -> Op:
+    """`op` for each of so many members, with `operands` in place of those of one network.
+    `setting_names` are all settings that a row of `members` has, in its order."""
+    places = {name: place for place, name in enumerate(setting_names) if name in op.attributes} \
         if "w" in op.spec.writes else {}
     return Op(KIND, op.name, {**operands, "active": "active", "members": "members"}, {
         **op.attributes, "single": op, "plan": plan, "stacks": stacks, "networks": networks,
-        "launched": networks, "settings": varied}, KIND)
+        "launched": networks, "setting_places": places}, KIND)
 
 
 def part_of(array: Array, tensor: Tensor, number: int) -> Array:
@@ -50,11 +47,6 @@ def part_of(array: Array, tensor: Tensor, number: int) -> Array:
     return part
 
 
-def _active(t: SimpleNamespace, a: Attributes) -> Iterator[int]:
-    """The members of a launch."""
-    return (int(member) for member in t.active[:int(a["launched"])] if member >= 0)
-
-
 def _spec(op: Op) -> OpSpec:
     if "single" not in op.attributes:
         return OPS[KIND]
@@ -65,14 +57,14 @@ def _spec(op: Op) -> OpSpec:
 
     def reference(t: SimpleNamespace, a: Attributes) -> None:
         stored = {role: plan[name].dtype for role, name in single.operands.items()}
-        places: Mapping[str, int] = op.attributes["settings"]
-        for member in _active(t, a):
+        places: Mapping[str, int] = op.attributes["setting_places"]
+        for member in active_members(t, a):
             words = MemberWords(t.members, member)
             numbers = {OWN: member, FOLD: words.fold}
-            own: dict[str, Any] = {}
+            operands: dict[str, Any] = {}
             for role, name in single.operands.items():
                 array = getattr(t, role)
-                own[role] = array if stacks[role] == SHARED else \
+                operands[role] = array if stacks[role] == SHARED else \
                     part_of(array, plan[name], numbers[stacks[role]])
             settings = words.settings(max(places.values(), default=-1) + 1)
             attributes = {**single.attributes, "stored": stored,
@@ -81,7 +73,7 @@ def _spec(op: Op) -> OpSpec:
                 attributes["seed"] = words.seed
             if "offset" in attributes:
                 attributes["offset"] = int(a["offset"])
-            spec.reference(SimpleNamespace(**own), attributes)
+            spec.reference(SimpleNamespace(**operands), attributes)
 
     return replace(spec, kind=KIND, reads=(*spec.reads, "active", "members"), reference=reference,
                    slotted=(), optional=(*spec.optional, *absent), unmeasured="", of=None)
@@ -93,31 +85,3 @@ def _undefined(t: SimpleNamespace, a: Attributes) -> None:
 
 OPS[KIND] = OpSpec(KIND, (), (), _undefined, of=_spec,
                    summary="Another op, for each active member.")
-
-
-@define("member_orders", reads=("active", "members", "clock", "rows"), writes=("order",),
-        optional=("rows",))
-def member_orders(t: SimpleNamespace, a: Attributes) -> None:
-    """order of every active member: its examples in the coming epoch, of its list of rows."""
-    for member in _active(t, a):
-        words, count = MemberWords(t.members, member), int(a["count"])
-        index = random.permutation(words.seed, int(t.clock[2 * member]), count) \
-            if a["shuffled"] else np.arange(count, dtype=np.int32)
-        t.order[member] = t.rows[words.fold * count + index] if hasattr(t, "rows") else index
-
-
-@define("member_means", reads=("active", "loss", "correct"), writes=("mean", "score"),
-        optional=("correct", "score"))
-def member_means(t: SimpleNamespace, a: Attributes) -> None:
-    """mean, score = what every active member measured in an epoch.
-
-    They are the mean loss of its steps, weighted by their examples, and the part of right answers.
-    """
-    whole, steps = int(a["whole"]), int(a["steps"])
-    weights = np.full(steps, int(a["batch"]))
-    weights[whole:] = int(a["left"])
-    for member in _active(t, a):
-        t.mean[member] = np.average(t.loss[member].astype(np.float64), weights=weights)
-        if hasattr(t, "score"):
-            answers = int(a["answers"]) * int(weights.sum())
-            t.score[member] = t.correct[member].sum() / answers if hasattr(t, "correct") else np.nan

@@ -79,6 +79,11 @@ class MemberWords:
         return [float(v) for v in self._row[first:first + 2 * count].view(np.float64)]
 
 
+def active_members(t: SimpleNamespace, a: Attributes) -> Iterator[int]:
+    """The members of a launch: the entries of its list that name one."""
+    return (int(member) for member in t.active[:int(a["launched"])] if member >= 0)
+
+
 # -- one member ------------------------------------------------------------------------------------
 def _of_member(t: SimpleNamespace, a: Attributes, member: int, fold: int) -> SimpleNamespace:
     """The operands of one member: its part of every stack, and the data set."""
@@ -231,3 +236,30 @@ def member_schedule(t: SimpleNamespace, a: Attributes) -> None:
         first = int(t.clock[2 * member + 1])
         t.rates[member * steps:(member + 1) * steps] = schedule.rates(first, steps)
 
+
+@define("member_orders", reads=("active", "members", "clock", "rows"), writes=("order",),
+        optional=("rows",))
+def member_orders(t: SimpleNamespace, a: Attributes) -> None:
+    """order of every active member: its examples in the coming epoch, of its list of rows."""
+    for member in active_members(t, a):
+        words, count = MemberWords(t.members, member), int(a["count"])
+        index = random.permutation(words.seed, int(t.clock[2 * member]), count) \
+            if a["shuffled"] else np.arange(count, dtype=np.int32)
+        t.order[member] = t.rows[words.fold * count + index] if hasattr(t, "rows") else index
+
+
+@define("member_means", reads=("active", "loss", "correct"), writes=("mean", "score"),
+        optional=("correct", "score"))
+def member_means(t: SimpleNamespace, a: Attributes) -> None:
+    """mean, score = what every active member measured in an epoch.
+
+    They are the mean loss of its steps, weighted by their examples, and the part of right answers.
+    """
+    whole, steps = int(a["whole"]), int(a["steps"])
+    weights = np.full(steps, int(a["batch"]))
+    weights[whole:] = int(a["left"])
+    for member in active_members(t, a):
+        t.mean[member] = np.average(t.loss[member].astype(np.float64), weights=weights)
+        if hasattr(t, "score"):
+            answers = int(a["answers"]) * int(weights.sum())
+            t.score[member] = t.correct[member].sum() / answers if hasattr(t, "correct") else np.nan
