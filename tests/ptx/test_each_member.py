@@ -100,7 +100,7 @@ def test_each_member_has_its_own(options: dict[str, Any], tmp_path: Path) -> Non
                                   op.attributes["stacks"][role], member, fold)
                        for role, name in single.operands.items()}
                 settings = config.recipe().optimizer.attributes()
-                varied = {name: settings[name] for name in op.attributes["settings"]}
+                varied = {name: settings[name] for name in op.attributes["setting_places"]}
                 changed = type(op)(single.kind, single.name, single.operands, {
                     **single.attributes, **varied, **({"seed": config.seed} if "seed" in
                                                       single.attributes else {})}, single.impl)
