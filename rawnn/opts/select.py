@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from rawnn.common.errors import ConfigError, unknown
@@ -124,6 +124,7 @@ def _parse(text: str, setting: presets.Setting) -> tuple[presets.Values, set[str
     notes: list[str] = []
     preset, given = "", set[str]()
     words = [w for w in (w.strip() for w in text.split(",")) if w]
+    _refuse_two_presets([word for word in words if word in presets.PRESETS])
     bare = not words or words[0] in presets.PRESETS
     asked = presets.none() if bare else presets.start(setting.machine)
     for place, word in enumerate(words):
@@ -167,6 +168,15 @@ def _parse(text: str, setting: presets.Setting) -> tuple[presets.Values, set[str
                 if not preset and other not in given:
                     asked.pop(other, None)
     return asked, removed, notes
+
+
+def _refuse_two_presets(given: Sequence[str]) -> None:
+    """A preset replaces all that stands before it, so that of two the first has no effect."""
+    if len(given) > 1:
+        first, second = given[:2]
+        raise ConfigError(f"'{first}' is given twice: leave one of them out" if first == second else
+                          f"'{first}' and '{second}' are presets, and there can be only one: leave "
+                          f"one out, and write single toggles behind the other, as in {second},fuse")
 
 
 def _conflicts(name: str, asked: presets.Values) -> list[str]:

@@ -56,7 +56,7 @@ def test_text_becomes_toggles_in_their_order(text: str, words: list[str]) -> Non
     ("pinned", ["arena", "pinned"]), ("pinned,pool", ["pool", "pinned"]),
     ("pinned,preload", ["preload", "arena", "pinned"]),
     ("preload,pinned", ["preload", "arena", "pinned"]),
-    ("none,graphs=while,-arena,none", []), ("none,pool", ["pool"]), ("none,pinned", ["pinned"]),
+    ("graphs=while,-arena,none", []), ("none,pool", ["pool"]), ("none,pinned", ["pinned"]),
 ])
 def test_a_list_starts_with_data_and_buffers_on_the_device(text: str, words: list[str]) -> None:
     found = chosen(text)
@@ -106,6 +106,10 @@ def test_what_is_implied_is_marked() -> None:
     ("-cudnn,best", "removes a toggle that is not on"),
     ("best,-arena", "'graphs' implies 'arena', which '-arena' takes away: leave out '-arena', "
                     "or graphs as well"),
+    ("best,none", "'best' and 'none' are presets, and there can be only one: leave one out"),
+    ("none,best", "'none' and 'best' are presets"), ("seed,graphs,best", "'seed' and 'best' are"),
+    ("best,fuse,best", "'best' is given twice: leave one of them out"),
+    ("none,none", "'none' is given twice"),
     ("none=3", "'none' is a preset"), ("-best", "'best' is a preset"), ("best=1", "is a preset"),
 ])
 def test_refusals_say_what_is_wrong(text: str, sentence: str) -> None:
