@@ -268,6 +268,16 @@ def test_patience_counts_the_reports_of_the_run_before(
     assert go(resume=str(tmp_path), **options).history[-1].epoch == 5
 
 
+def test_another_monitor_begins_anew_where_a_run_is_resumed(tmp_path: Path) -> None:
+    go(EarlyStopping(9, monitor="test_loss"), Stopper(2), save=str(tmp_path))
+    other = EarlyStopping(9, monitor="test_accuracy")
+    result = go(other, resume=str(tmp_path))
+    accuracies = {report.epoch: report.test_accuracy for report in result.history}
+    assert min(accuracies) == 3
+    assert (other.best, other.best_epoch) == max(
+        ((value, epoch) for epoch, value in accuracies.items()), key=lambda pair: (pair[0], -pair[1]))
+
+
 def test_best_parameters_that_are_lost_are_said_to_be(tmp_path: Path) -> None:
     changed: dict[str, Any] = {"patience": 3, "save": str(tmp_path)}
     go(Stopper(2), **changed)

@@ -256,7 +256,8 @@ def test_a_changed_config_is_one_made_anew(values: dict[str, Any]) -> None:
     {"seed": -1}, {"lr": math.nan}, {"momentum": 2.0}, {"beta1": 0.5}, {"schedule": "wave"},
     {"layers": (4,)}, {"loss": "mse", "normalise_targets": "learned", "autoencoder": True},
     {"save_every": 2}, {"activation": "none"}, {"device": "gpu:0,0"}, {"validation": 1.0},
-    {"sharding": "1x1"}, {"opt": "persistent", "sharding": "1x1:128:FFFF"}, {"target": ""}])
+    {"sharding": "1x1"}, {"opt": "persistent", "sharding": "1x1:128:FFFF"},
+    {"opt": "preload, persistent=1x1", "sharding": "1x1:128:FFFF"}, {"target": ""}])
 def test_a_changed_config_is_refused_as_one_made_anew(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as new:
         Config(**values)

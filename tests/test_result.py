@@ -141,5 +141,8 @@ def test_what_a_result_and_its_model_show_is_a_line() -> None:
     assert repr(result.model) == "rawnn.Model(12-5-4, relu, cross_entropy, 89 parameters)"
     ended = replace(result, history=result.history[:1], test_accuracy=math.nan, stopped="as asked")
     assert ": 1 epoch, test loss " in repr(ended)
+    seldom = replace(result, history=[result.history[1], result.history[3]])
+    assert ": 4 epochs, " in repr(seldom)  # two reports
+    assert ": 0 epochs, " in repr(replace(result, history=[]))
     assert repr(ended).endswith(" ms an epoch, as asked)")
     assert repr(replace(result, interrupted=True)).endswith(", interrupted)")

@@ -168,6 +168,17 @@ def test_missing_include_is_a_compile_error(nvrtc, folder):
     assert '> 1 | #include "scael.cuh"' in str(caught.value)
 
 
+@pytest.mark.parametrize(("count", "more"), [(1, 0), (5, 0), (6, 1)])
+def test_errors_that_are_not_shown_are_counted(nvrtc, folder, count, more):
+    text = "".join(f"__device__ void f{i}() {{ nothing{i}(); }}\n" for i in range(count))
+    with pytest.raises(CompileError) as caught:
+        build(nvrtc, folder, text=text, expressions=())
+    message = str(caught.value)
+    assert message.splitlines()[0].endswith(f": {count} error{'s' * (count > 1)}")
+    assert (f"(and {more} more: see the log below)" in message) == (more > 0)
+    assert message.count("(and ") == (more > 0)
+
+
 def test_many_errors_are_cut_but_the_log_is_whole(nvrtc, folder):
     text = "".join(f"__device__ void f{i}() {{ nothing{i}(); }}\n" for i in range(9))
     with pytest.raises(CompileError) as caught:

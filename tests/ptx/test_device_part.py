@@ -88,6 +88,18 @@ def test_what_is_the_devices_stays(text: str) -> None:
     assert part(f"{text}\n{KERNEL}") == (f"{text}\n{KERNEL}", [])
 
 
+@pytest.mark.parametrize(("text", "left", "gone"), [
+    ("REGISTER(f)\nint main() { return 0; }\n", "REGISTER(f)\n", ["function main (line 2)"]),
+    ("REGISTER(f)\nint count = 1;\n", "REGISTER(f)\n", ["variable count (line 2)"]),
+    ("EXPORT(f) int\nmain() { return 0; }\n", "", ["function main (lines 1-2)"]),
+    ("EXPORT(f) int main() { return 0; }\n", "", ["function main (line 1)"]),
+])
+def test_a_macro_on_a_line_of_its_own_is_a_statement(text: str, left: str,
+                                                     gone: list[str]) -> None:
+    found, names = part(text + KERNEL)
+    assert (found, names) == (left + blank(text[len(left):]) + KERNEL, gone)
+
+
 def test_members_of_the_host_go_and_the_layout_stays() -> None:
     text = """struct Scale {
     Scale(float s) : factor(s), steps{1} { std::cout << s; }

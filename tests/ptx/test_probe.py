@@ -13,7 +13,7 @@ import pytest
 from rawnn.common.errors import ConfigError
 from rawnn.cuda.compiling.cache import CubinCache
 from rawnn.cuda.compiling.compile import Compiled, compile_source
-from rawnn.cuda.compiling.compiled_signature import Declarations, annotated, annotation
+from rawnn.cuda.compiling.compiled_signature import Declarations, _agree, annotated, annotation
 from rawnn.cuda.compiling.mangled import read_variable
 from rawnn.cuda.compiling.probe import (
     CompiledKernel,
@@ -246,6 +246,37 @@ def test_a_struct_has_the_members_of_the_source_where_they_fit() -> None:
     instance = Declarations(text).instance(found)
     assert annotation(annotated(text, {"k": instance})) == {"k": instance}
     assert annotation(text) == {}
+
+
+@pytest.mark.parametrize(("declared", "ctype", "pointer", "const", "size", "is_same"), [
+    ("const float* x", "float", True, True, 8, True),
+    ("float* x", "float", True, True, 8, False),  # a macro may write const
+    ("const float* x", "float", True, False, 8, False),
+    ("const float x", "float", False, False, 4, True),  # a copy
+    ("float x", "float", True, False, 8, False),
+    ("float* x", "float", False, False, 4, False),
+    ("double* x", "float", True, False, 8, False),
+    ("float** x", "float*", True, False, 8, True),
+    ("float** x", "float", True, False, 8, False),
+    ("float* x", "float*", True, False, 8, False),
+    ("half* x", "__half", True, False, 8, True),
+    ("half* x", "__nv_bfloat16", True, False, 8, False),
+    ("size_t n", "unsigned long", False, False, 8, True),
+    ("size_t n", "long", False, False, 8, False),
+    ("uint32_t n", "unsigned int", False, False, 4, True),
+    ("int n", "unsigned int", False, False, 4, False),
+    ("Own x", "Own", False, False, 16, True),
+    ("Own x", "Other", False, False, 16, False),
+    ("CUtensorMap x", "CUtensorMap_st", False, False, 128, True),
+    ("CUtensorMap x", "CUtensorMap_st", False, False, 64, False),
+    ("int n", "", False, False, 4, True),  # the compiler says the size alone
+    ("int n", "", False, False, 8, False),
+    ("Own x", "", False, False, 16, False),
+])
+def test_what_the_source_declares_holds_where_it_was_compiled(
+        declared: str, ctype: str, pointer: bool, const: bool, size: int, is_same: bool) -> None:
+    source, = parse_kernels(f"__global__ void k({declared}) {{}}")["k"].parameters
+    assert _agree(source, CompiledParameter(ctype, pointer, const, size, min(size, 64))) == is_same
 
 
 def test_a_reference_is_refused() -> None:

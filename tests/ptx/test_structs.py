@@ -92,7 +92,22 @@ def test_a_struct_may_come_from_a_header_of_a_header(tmp_path: Path) -> None:
     assert struct_of('#include "one.cuh"', folders=(tmp_path,)).size == 8
 
 
+def test_a_template_parameter_is_not_the_struct_of_its_name() -> None:
+    text = "struct T { double x; };\ntemplate <typename T> __global__ void k(T value, int n) {}"
+    found = parse_kernels(text)["k"].instantiate("k<float>")
+    assert [(p.ctype, p.struct) for p in found.parameters] == [("float", None), ("int", None)]
+    assert found.layout() == ((0, 4), 8)
+
+
+def test_a_struct_that_two_headers_declare_alike_is_one(tmp_path: Path) -> None:
+    (tmp_path / "one.cuh").write_text("struct S { int x;\n int y; };\n")
+    source = '#include "one.cuh"\nstruct S { int x; int y; };'
+    assert struct_of(source, folders=(tmp_path,)).size == 8
+
+
 @pytest.mark.parametrize(("text", "message"), [
+    ("struct S { int x; };\nnamespace a { struct S { double x; }; }",
+     "the struct 'S' is declared more than once, with other members"),
     ("", "by value; pass a pointer, a struct of plain members"),
     ("template <typename T> struct S { T x; };", "by value; pass a pointer"),
     ("struct S { int f() { return 1; } int x; };", "by value; pass a pointer"),
