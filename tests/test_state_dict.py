@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +125,14 @@ def changed(**state: Any) -> dict[str, Any]:
 
 
 F = np.zeros
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf, 1e39])
+def test_the_first_number_that_is_not_finite_is_named(value: float) -> None:
+    weight = np.zeros((4, 5))
+    weight[1, 2], weight[3, 0] = value, math.nan
+    with pytest.raises(CheckpointError, match=re.escape(f"'2.weight' holds {value} at [1, 2]: ")):
+        from_torch(changed(**{"2_weight": weight}), NETWORK)
 
 
 @pytest.mark.parametrize(("state", "sentence"), [

@@ -108,6 +108,21 @@ def test_toolkit_comes_last(site):
     assert headers.include_directories()[0] == site.nvidia / "cu13" / "include"
 
 
+def test_the_library_that_is_loaded_or_would_be(site, monkeypatch):
+    maps = ["7f00-7f01 r--p 00000000 08:01 9 /usr/lib/libc.so.6\n"]
+    read = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda path, *a, **more: maps[0] if str(
+        path) == "/proc/self/maps" else read(path, *a, **more))
+    site.bindings("12.9.1")
+    assert headers.nvrtc_library_path() is None
+    site.wheels(12)
+    library = site.nvidia / LAYOUTS[12]["nvrtc"]
+    site.put(library.parent / "libnvrtc-builtins.so.12.9")
+    assert headers.nvrtc_library_path() == library
+    maps[0] += "7f02-7f03 r-xp 00000000 08:01 9      /opt/my libs/libnvrtc.so.12\n"
+    assert headers.nvrtc_library_path() == Path("/opt/my libs/libnvrtc.so.12")
+
+
 @pytest.mark.parametrize("witness", ["cuda/std/cstdint", "crt/mma.h"])
 def test_what_the_wheels_lack_comes_from_a_toolkit(site, witness):
     site.bindings("12.9.1")

@@ -85,7 +85,7 @@ class PreparedRun:
         epoch is one launch; () if their kernel cannot."""
         alike = self.policy.sync == "report" and (
             not self.policy.graph or is_single_kernel(self.train, self.policy))
-        if not self.steps or self.partial is not None or not alike or not spans(self.train):
+        if not self.steps or not alike or not spans(self.train):
             return ()
         found = [with_epoch_boundary(plan, self.epoch_boundary) for plan
                  in (self.train, self.unreported)]
