@@ -274,8 +274,9 @@ def test_another_monitor_begins_anew_where_a_run_is_resumed(tmp_path: Path) -> N
     result = go(other, resume=str(tmp_path))
     accuracies = {report.epoch: report.test_accuracy for report in result.history}
     assert min(accuracies) == 3
-    assert (other.best, other.best_epoch) == max(
-        ((value, epoch) for epoch, value in accuracies.items()), key=lambda pair: (pair[0], -pair[1]))
+    best = max(accuracies.values())
+    assert other.best == best
+    assert other.best_epoch == min(epoch for epoch, each in accuracies.items() if each == best)
 
 
 def test_best_parameters_that_are_lost_are_said_to_be(tmp_path: Path) -> None:

@@ -10,9 +10,8 @@ from math import inf, prod
 from rawnn.common.dtypes import FLOATS
 from rawnn.model.layers import Network
 from rawnn.opts.registry import TOGGLES, Machine
-from rawnn.persistent import cost
 from rawnn.persistent.chip import chip_of
-from rawnn.persistent.choose import Choice, choose
+from rawnn.persistent.choose import Choice, choose, priced
 from rawnn.persistent.cost import FITTED_AT
 from rawnn.persistent.layout import layout_of
 from rawnn.persistent.problem import Problem, Unsupported, problem_of
@@ -163,8 +162,7 @@ def estimate_sharding(network: Network, recipe: Recipe, data_spec: DataSpec, pre
     found = layout_of(replace(sharding, problem=problem), chip.shared)
     if found.nbytes > chip.shared:
         return Estimate(launches, later=later)
-    us = cost.microseconds(found.sharding, chip.costs) + cost.state_microseconds(found, chip.costs)
-    choice = Choice(found, us, chip.costs).launched(recipe.updates(data_spec.examples))
+    choice = priced(found, chip).launched(recipe.updates(data_spec.examples))
     return Estimate(launches, choice, later)
 
 

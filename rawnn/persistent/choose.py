@@ -92,6 +92,12 @@ def check_blocks(problem: Problem, chip: Chip, tp_size: int, dp_size: int, trans
             f"a batch of {problem.batch}", FIX)
 
 
+def priced(layout: Layout, chip: Chip) -> Choice:
+    """A layout with the time that is expected of it."""
+    us = cost.microseconds(layout.sharding, chip.costs)
+    return Choice(layout, us + cost.state_microseconds(layout, chip.costs), chip.costs)
+
+
 def _cheapest(chip: Chip, tried: Iterable[Sharding]) -> tuple[Choice | None, int]:
     """The cheapest that fits; and where none does, the bytes that a block would need at least."""
     best: Choice | None = None

@@ -6,9 +6,8 @@ import re
 from typing import NamedTuple
 
 from rawnn.common.errors import ConfigError
-from rawnn.persistent import cost
 from rawnn.persistent.chip import Chip
-from rawnn.persistent.choose import FIX, MOST_WARPS, Choice, check_blocks
+from rawnn.persistent.choose import FIX, MOST_WARPS, Choice, check_blocks, priced
 from rawnn.persistent.layout import Layout, layout_of
 from rawnn.persistent.problem import Problem, Unsupported
 from rawnn.persistent.sharding import (
@@ -77,9 +76,7 @@ def exactly(problem: Problem, chip: Chip, tp_size: int, dp_size: int, threads: i
     d = Sharding(problem, tp_size, dp_size, threads, boundaries, micro_batches,
                  transport or (DSMEM if tp_size in chip.sizes else L2), resident=resident)
     check_sharding(d, chip)
-    found = fitting_layout(d, chip)
-    return Choice(found, cost.microseconds(d, chip.costs)
-                  + cost.state_microseconds(found, chip.costs), chip.costs)
+    return priced(fitting_layout(d, chip), chip)
 
 
 def fitting_layout(d: Sharding, chip: Chip) -> Layout:

@@ -62,6 +62,17 @@ def test_a_precision_that_is_expected_to_be_clearly_slower_says_so() -> None:
     assert least - 0.05 <= float(found[1]) < us / CLEAR
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_with_the_sharding_of_a_precision_its_own_estimate_comes_out(optimizer: str) -> None:
+    recipe = Recipe(8, Optimizer(optimizer, 0.01))
+    spec = DataSpec(512, labels="", targets=46)
+    found = persistent_payoff.evaluate_payoff(LARGER, recipe, spec, "tf32", HOPPER).estimate
+    assert found is not None
+    assert found.choice is not None
+    assert persistent_payoff.estimate_sharding(LARGER, recipe, spec, "tf32", HOPPER, None,
+                                               found.choice.sharding) == found
+
+
 def test_nothing_is_said_within_the_error_of_the_model() -> None:
     assert expected("tf32", LARGER, 8) < expected("fp16", LARGER, 8)
     for precision in ("", "tf32", "bf16", "fp16"):

@@ -8,6 +8,7 @@ from itertools import pairwise, product
 
 import pytest
 
+from rawnn.persistent.choose import priced
 from rawnn.persistent.layout import RULE_BYTES, Layout, layout_of
 from rawnn.persistent.phases.gradient_all_reduce import ALL, SHARE
 from rawnn.persistent.phases.learning_rate import rules_at_once
@@ -137,6 +138,8 @@ def test_state_that_finds_no_room_goes_to_a_workspace() -> None:
     d = Sharding(p, 1, 1, 256, "F" * (p.depth + 1))
     near, far = layout_of(d, HOPPER.shared), layout_of(d, 30 << 10)
     assert near.global_tiles == 0
+    assert priced(far, HOPPER).us - priced(near, HOPPER).us == pytest.approx(
+        far.tiles * HOPPER.costs.global_state / HOPPER.costs.clock)
     assert far.global_tiles == near.tiles
     assert "optimizer_state" in far.workspaces(9)
     assert far.nbytes < near.nbytes

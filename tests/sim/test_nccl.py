@@ -14,9 +14,11 @@ from rawnn.cuda.device import Device
 from rawnn.cuda.errors import CallFailed
 from rawnn.cuda.libs.collectives import NcclContext, SymmetricMemory
 from rawnn.cuda.stream import Stream
+from rawnn.engine.runners.lowering import Lowering
 from rawnn.graphs import Graph
 from rawnn.sim import Fault, Faults, Race, Simulation, SimulationError
 from rawnn.sim.codes import CODES
+from rawnn.sim.nccl import SimNccl
 from tests.together import Waiting, all_fine, together
 
 
@@ -232,6 +234,40 @@ def test_ranks_reach_into_memory_that_lies_alike_on_all() -> None:
         return found.tolist()
 
     assert all_fine(ranks(2, act)) == [[1.0, 2.0]] * 2
+
+
+@pytest.mark.parametrize(("version", "is_symmetric"), [
+    (22605, False), (22699, False), (22700, True), (22809, True)])
+def test_only_versions_with_windows_give_symmetric_memory(
+        monkeypatch: pytest.MonkeyPatch, version: int, is_symmetric: bool) -> None:
+    monkeypatch.setattr(SimNccl, "ncclGetVersion", lambda self: (0, version))
+
+    def act(rank: Rank, number: int) -> bool:
+        lowering = Lowering(rank.device, team=rank.context.team)
+        try:
+            source = lowering.symmetric("")
+            assert isinstance(source, SymmetricMemory) != (source is rank.device.memory)
+            return isinstance(source, SymmetricMemory)
+        finally:
+            lowering.close()
+
+    assert all_fine(ranks(1, act)) == [is_symmetric]
+
+
+@pytest.mark.parametrize(("copies", "version", "blocks"), [
+    (True, 22799, 0), (True, 22800, 2), (False, 22800, 0), (False, 22799, 0)])
+def test_copy_engines_gather_from_their_version_on(monkeypatch: pytest.MonkeyPatch, copies: bool,
+                                                   version: int, blocks: int) -> None:
+    monkeypatch.setattr(SimNccl, "ncclGetVersion", lambda self: (0, version))
+    init, seen = SimNccl.ncclCommInitRankConfig, []
+    monkeypatch.setattr(SimNccl, "ncclCommInitRankConfig", lambda self, *given: (
+        seen.append(given[3]), init(self, *given))[1])
+
+    def act(rank: Rank, number: int) -> None:
+        NcclContext(rank.context.api, rank.context.team, copies).close()
+
+    all_fine(ranks(1, act))
+    assert seen == [0, blocks]
 
 
 def test_windows_of_different_sizes_are_reported() -> None:
