@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import inspect
+import re
 import subprocess
 import sys
 import types
 from enum import IntEnum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -112,6 +115,32 @@ def test_every_call_passes_plain_values_on(bindings: Bindings) -> None:
         (14, 10, 20, 12), (), (42, 1, (1 << 33).to_bytes(8, "little")), (42, 3, b"\7\0\0\0"),
         tuple(range(16)), (*range(7), 2),
     ]
+
+
+def test_each_call_reaches_the_binding_of_its_name(bindings: Bindings,
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    """cublasLtMatmulDescCreate is matmul_desc_create."""
+    special = {"cublasLtMatmulDescCreate": ("32F", "R_32F"),
+               "cublasLtMatrixLayoutCreate": ("R_32F", 1, 1, 1),
+               "cublasLtMatmulDescSetAttribute": (1, "TRANSA", 1),
+               "cublasLtMatrixLayoutSetAttribute": (1, "LD", 1),
+               "cublasLtMatmulPreferenceSetAttribute": (1, "REDUCTION_SCHEME_MASK", 1)}
+    monkeypatch.setattr(Bindings, "MatrixLayoutAttribute", SimpleNamespace(LD=3), raising=False)
+    seen: list[tuple[Any, ...]] = []
+    methods = [name for name in vars(CublasLt) if name.startswith("cublasLt")]
+    names = ["_".join(re.findall("[A-Z][a-z]+", name)[1:]).lower() for name in methods]
+    for name in names:
+        monkeypatch.setattr(bindings, name, lambda *given, name=name: seen.append((name, *given)),
+                            raising=False)
+    lt = CublasLt()
+    seen.clear()
+    for method in methods:
+        call = getattr(lt, method)
+        count = len(inspect.signature(call).parameters)
+        assert call(*special.get(method, range(count)))[0] == 0
+    assert [name for name, *_ in seen] == names
+    assert next(given for name, *given in seen if name == "matrix_layout_set_attribute")[:2] == [
+        1, 3]
 
 
 def test_exceptions_become_codes(bindings: Bindings) -> None:

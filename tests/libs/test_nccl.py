@@ -94,6 +94,37 @@ def test_calls_reach_the_bindings_as_they_are(bindings: Bindings) -> None:
     ]
 
 
+@pytest.mark.parametrize(("call", "given", "binding", "passed"), [
+    ("ncclCommDestroy", ("c",), "comm_destroy", ("c",)),
+    ("ncclCommAbort", ("c",), "comm_abort", ("c",)),
+    ("ncclMemFree", (512,), "mem_free", (512,)),
+    ("ncclCommWindowDeregister", ("c", 7), "comm_window_deregister", ("c", 7)),
+    ("ncclRedOpDestroy", (17, "c"), "red_op_destroy", (17, "c")),
+    ("ncclGroupStart", (), "group_start", ()), ("ncclGroupEnd", (), "group_end", ()),
+    # sendbuff, recvbuff, count, datatype, op, comm, stream; without an op where nothing is reduced
+    ("ncclReduceScatter", (16, 32, 4, 7, 2, "c", 5), "reduce_scatter", (16, 32, 4, 7, 2, "c", 5)),
+    ("ncclAllGather", (16, 32, 4, 7, "c", 5), "all_gather", (16, 32, 4, 7, "c", 5)),
+    ("ncclAllReduce", (16, 32, 4, 7, 2, "c", 5), "all_reduce", (16, 32, 4, 7, 2, "c", 5)),
+])
+def test_calls_without_results(bindings: Bindings, call: str, given: tuple[Any, ...], binding: str,
+                               passed: tuple[Any, ...]) -> None:
+    library = Nccl()
+    assert getattr(library, call)(*given) == (0,)
+    assert bindings.calls == [(binding, passed)]
+    bindings.status = 5
+    assert getattr(library, call)(*given) == (5,)
+
+
+@pytest.mark.parametrize(("call", "given", "value"), [
+    ("ncclGetUniqueId", (), b""), ("ncclMemAlloc", (512,), 0),
+    ("ncclCommInitRankConfig", (1, b"", 0, 0), None),
+    ("ncclCommWindowRegister", ("c", 1, 1, 1), None)])
+def test_nothing_is_the_result_of_a_call_that_failed(bindings: Bindings, call: str,
+                                                     given: tuple[Any, ...], value: Any) -> None:
+    bindings.status = 5
+    assert getattr(Nccl(), call)(*given) == (5, value)
+
+
 @pytest.mark.parametrize("call", [
     lambda n: n.ncclGetUniqueId(), lambda n: n.ncclCommInitRankConfig(1, b"", 0, 0),
     lambda n: n.ncclCommDestroy("c"), lambda n: n.ncclCommAbort("c"),
