@@ -261,7 +261,11 @@ def _values(text: str) -> list[Any]:
 
 
 def _at(texts: tuple[str, ...]) -> dict[str, int]:
-    return {n: _sizes(v)[0] for n, v in _pairs(texts, "--at")}
+    found = _pairs(texts, "--at")
+    for name, value in found:
+        if not value.isdecimal():
+            raise ConfigError(f"--at {name}={value}: give one size, such as {name}=4096")
+    return {name: int(value) for name, value in found}
 
 
 def _declared(moved: str | None, flops: str | None) -> dict[str, str]:

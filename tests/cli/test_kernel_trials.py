@@ -148,6 +148,13 @@ def test_what_does_not_fit(arguments: list[str], sentence: str,
     assert sentence in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["time", "sweep"])
+@pytest.mark.parametrize("value", ["10,20", "10..20", "many", "-3"])
+def test_one_size_is_timed(command: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["kernel", command, "axpy.cu", "--device", "sim", "--at", f"n={value}"]) == 2
+    assert f"--at n={value}: give one size, such as n=4096" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["check", "time"])
 def test_the_file_is_looked_for_ahead_of_the_gpu(command: str,
                                                  capsys: pytest.CaptureFixture[str]) -> None:

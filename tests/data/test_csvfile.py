@@ -99,6 +99,8 @@ def test_targets_with_a_decimal_comma(tmp_path: Path) -> None:
     ("a,b\n1,3/4/21 10:30\n", ".", "can stand for a date or time; --skip b"),
     ("a,b\n1,2021-03-04T10:30:00Z\n", ".", "can stand for a date or time; --skip b"),
     ("a,b\n1,10:30\n", ".", "can stand for a date or time; --skip b"),
+    *((f"a,b\n1,{word}\n", ".", "columns of 0 and 1, one for each word") for word in (
+        "2021-03-04x", "v1.2.3", "1.2.34567", "at 10:30", "20210-03-04", "true story")),
     ("a,the city\n1,Ulm\n", ".", "columns of 0 and 1, one for each word, can stand for it; --skip "
                                  "'the city' leaves"),
     ('a,"city, old"\n1,Ulm\n', ".", "--skip '\"city, old\"' leaves the column out"),

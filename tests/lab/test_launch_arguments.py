@@ -108,6 +108,27 @@ def test_another_number_of_arguments(launch: Any, arrays: Any) -> None:
         launch(*arrays)
 
 
+def test_any_part_of_the_arguments_may_be_named(launch: Any, arrays: Any, seen: list[bytes]
+                                                ) -> None:
+    given = dict(zip(("y", "any", "a", "n", "on", "h", "p"), [*arrays, *REST], strict=True))
+    names, values = list(given), list(given.values())
+    for count in range(len(names) + 1):
+        others = dict(reversed([(name, given[name]) for name in names[count:]]))
+        launch(*values[:count], **others)
+        assert seen[-1] == seen[0]
+        for twice in names[:count]:
+            with pytest.raises(TypeError, match=f"two values for the argument '{twice}'"):
+                launch(*values[:count], **others, **{twice: given[twice]})
+        for left_out in others:
+            some = {name: value for name, value in others.items() if name != left_out}
+            if some:
+                with pytest.raises(ConfigError, match=f"not 6: without {left_out}$"):
+                    launch(*values[:count], **some)
+    with pytest.raises(TypeError, match=r"no parameter 'onn'.*'on'.*\(y, any, a, n, on, h, p\)"):
+        launch(*values, onn=True)
+    assert len(seen) == 2 + len(names)  # nothing was launched by those refused
+
+
 def test_without_parameters(device: Device, seen: list[bytes], monkeypatch: pytest.MonkeyPatch
                             ) -> None:
     _launching(device, monkeypatch, lambda *given: (seen.append(b""), (0,))[1])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.gpu_record import Record, checked_of, checked_table, lists_table, record
+from tools.gpu_record import Record, checked_of, checked_table, list_of, lists_table, record
 
 T = "tests/gpu/test_x.py::test_"
 
@@ -44,6 +44,17 @@ def test_every_test_is_counted_once_and_what_passed_alone_is_said(found: Record)
     assert "- `test_x.py::test_c` (whole; passed alone): `assert 2 < 1`" in text
     assert "- `test_x.py::test_b` (whole): `ValueError: no`" in text
     assert "Some GPU, 580.1, commit 0123456." in text
+
+
+def test_what_passed_alone_is_in_the_file_of_that_list(found: Record, tmp_path: Path) -> None:
+    lines(tmp_path / "as-8.0.jsonl", ("c", "call", "failed", "E   no"))
+    assert [f.passed_alone for f in list_of(tmp_path / "as-8.0.jsonl", "0").failures] == [False]
+    for name in ("whole", "as-8.0"):
+        lines(tmp_path / f"again-{name}.jsonl", ("b", "call", "passed", ""),
+              ("c", "call", "passed" if name == "as-8.0" else "failed", ""))
+        failures = list_of(tmp_path / f"{name}.jsonl", "0").failures
+        assert {f.test[-1]: f.passed_alone for f in failures} == (
+            {"c": True} if name == "as-8.0" else {"b": True, "c": False})
 
 
 def test_a_sanitizer_that_did_not_end_is_not_clean(found: Record) -> None:
