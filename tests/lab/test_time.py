@@ -263,6 +263,25 @@ def test_the_fastest_so_far_is_compared_cold_and_warm(
     assert slower.checked == 2  # no second batch has a record
 
 
+@pytest.mark.parametrize(("free", "host", "size"), [
+    (1 << 40, 1 << 29, 16), (8 * 9, 1 << 29, 9), (8 * 9 - 1 / 1024, 1 << 29, 8), (0, 1 << 29, 1),
+    (1 << 40, 7, 7), (8 * 3, 5, 3), (1 << 40, 0, 1)])
+def test_a_batch_takes_a_quarter_of_memory_for_two_copies(
+        device: Device, monkeypatch: pytest.MonkeyPatch, free: float, host: float, size: int
+) -> None:
+    """`free` and `host` are in arrays of one sample, zones included."""
+    runner = Scripted(TIMES, ())
+    made = clock(device, runner)
+    arrays = sum(image.content.nbytes for image in
+                 timing.images_of(made._trial(), np.random.default_rng(1)).values())
+    runner.free = lambda: int(free * arrays)  # type: ignore[method-assign]
+    monkeypatch.setattr(timing, "_HOST", int(host * arrays) if host < 1 << 29 else 1 << 29)
+    made._most = 0
+    assert made._size() == size
+    runner.free = lambda: 0  # type: ignore[method-assign]
+    assert made._size() == size  # it is measured once
+
+
 def test_all_samples_are_compared_where_there_is_time(device: Device) -> None:
     for place in ((1, 1), (3, 2)):
         made = clock(device, Scripted(TIMES, [place]))
