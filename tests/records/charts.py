@@ -19,7 +19,7 @@ from rawnn.bench.render.timeline import timeline
 from rawnn.bench.render.variation import WORDS, chart_of
 from tests.bench.built import entry, results
 from tests.records import Lines, outcome, record, short
-from tests.records.tables import MANY, suites
+from tests.records.tables import MANY, suites, uneven
 
 VALUES = (0.5, 1.0, 20.0, 3000.0)
 LIMITS = {"get_xlim": (0.5, 400.0), "get_ylim": (0.01, 9.0)}
@@ -99,6 +99,9 @@ def charts() -> Lines:
                 yield from drawn(name, chart)
     for suite in SUITES:
         assert SUITES[suite].charts(results()) == {} or suite == "ladder"
+    for suite in ("curves", "many", "peers", "sample", "scaling", "ladder"):
+        for name, chart in SUITES[suite].charts(uneven(suites()[suite], 1)).items():
+            yield from drawn(f"uneven {name}", chart)
     points = [(float(n), n * 2.0) for n in (1, 2, 4, 90)]
     several = [
         Line("a", points, "rawnn", "tf32"),

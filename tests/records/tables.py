@@ -354,6 +354,60 @@ def suites() -> dict[str, Results]:
     return found
 
 
+MORE = {
+    "graph_nodes": [12.0],
+    "step_bytes": [2.5e9, 2.4e9, 2.6e9],
+    "peak_memory_bytes": [7e8],
+    "call_s": [3.5, 3.0],
+    "lower_bound_arithmetic_us": [1.5],
+    "lower_bound_exchanges": [4.0],
+    "energy_j": [12.5, 13.5],
+    "sm_mhz": [1200.0, 1500.0, 1980.0],
+    "launches": [0.0],
+}
+"""What few entries have: clocks that fell, no launch (on the host), and the like."""
+
+
+def uneven(found: Results, turn: int) -> Results:
+    """The results as an interrupted run may leave them: of each six entries one has failed, one is
+    wrong, of one there is one metric alone, one has a single sample of each, one has more
+    metrics, and one is whole. Curves are longer, and compared with a run in float64."""
+    statuses: tuple[Any, ...] = ("failed", "unavailable", "not measured")
+    changed: list[Record] = []
+    for number, each in enumerate(found.entries()):
+        first, *others = each.records
+        kind = (number + turn) % 6
+        replace = msgspec.structs.replace
+        if kind == 0:
+            status = statuses[(number // 6 + turn) % 3]
+            changed.append(replace(first, samples=[], status=status, reason=f"reason {number}"))
+        elif kind == 1:
+            changed += [replace(first, status="wrong", reason="off by 2", notes=["a note"]), *others]
+        elif kind == 2:
+            changed.append(first)
+        elif kind == 3:
+            changed += [replace(r, samples=r.samples[:1]) for r in each.records]
+        elif kind == 4:
+            changed += [r for r in each.records if r.metric not in MORE]
+            changed += [
+                replace(first, metric=metric, samples=samples, status="measured", reason="")
+                for metric, samples in MORE.items()
+            ]
+        else:
+            changed += each.records
+    if "curves" in found.suites:
+        losses = [2.0 / (1 + step / 40) for step in range(250)]
+        changed = [
+            replace(r, samples=[x * (1 + 0.01 * n) for n, x in enumerate(losses, len(r.variant))])
+            if r.metric == "loss" and r.samples
+            else r
+            for r in changed
+        ]
+        truth = next(r for r in changed if r.metric == "loss")
+        changed.append(replace(truth, precision="float64", samples=losses))
+    return msgspec.structs.replace(found, records=changed)
+
+
 MANY: dict[str, Any] = {
     "members": 12,
     "facts": {"dataset": "flowers"},
@@ -412,6 +466,15 @@ def tables() -> Lines:
         for suite in dict.fromkeys(r.case.partition("/")[0] for r in found.records):
             for grid in SUITES[suite].grids(found):
                 yield f"# {path.stem}, {suite}"
+                yield from grid.markdown().splitlines()
+
+
+@record
+def uneven_tables() -> Lines:
+    for turn in range(3):
+        for name, found in suites().items():
+            for grid in SUITES[name].grids(uneven(found, turn)) if name in SUITES else ():
+                yield f"# {name}, turn {turn}"
                 yield from grid.markdown().splitlines()
 
 

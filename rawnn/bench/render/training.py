@@ -371,7 +371,8 @@ def comparison(results: Results) -> list[Grid]:
     entries = results.entries("compare")
     if not entries:
         return []
-    notes = [verdict(entries[0], e) for e in entries[1:] if is_measured(e)]
+    notes = [verdict(entries[0], e) for e in entries[1:] if compared(entries[0], e)]
+    notes += [f"{e.variant} {e.status}: {e.reason}" for e in entries if e.reason]
     notes += [f"{e.variant}: {note}" for e in entries for note in e.notes
               if not note.startswith("toggles: ")]
     if results.place(entries[0]).device == "sim":
