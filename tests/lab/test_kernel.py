@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,6 +52,21 @@ def test_a_kernel_computes(device: Device, kernel: rawnn.Kernel, factor: Any,
     kernel[geometry](x, y, factor, 100)
     kernel.synchronize()
     np.testing.assert_array_equal(y.numpy(), np.arange(100, dtype=np.float32) * 2)
+
+
+def test_a_kernel_made_again_has_all_that_it_was_made_of(device: Device, tmp_path: Path) -> None:
+    (tmp_path / "own.cuh").write_text("#define STEP 3\n")
+    source = """#include "own.cuh"
+    __constant__ float by;
+    __global__ void lab_again(float* y) { y[0] = STEP * WIDE * by; }"""
+    made = rawnn.Kernel(source, "lab_again", defines={"WIDE": 2}, options=["-lineinfo"],
+                        include=[tmp_path], arch="sm_90a", symbols={"by": 1.5}, device=device)
+    recipe = made.recipe
+    assert all(getattr(recipe, each.name) for each in fields(recipe))  # nothing is left out
+    for again, defines in ((rawnn.Kernel.from_recipe(recipe, device), {"WIDE": 2}),
+                           (made.redefined({"WIDE": 5, "MORE": 1}), {"WIDE": 5, "MORE": 1})):
+        assert again.recipe == replace(recipe, defines=defines)
+        assert again.device is device
 
 
 def test_the_same_template_for_another_type(device: Device, kernel: rawnn.Kernel) -> None:
