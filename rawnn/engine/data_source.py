@@ -15,11 +15,13 @@ from rawnn.common.csvformat import CsvFormat
 from rawnn.common.errors import ConfigError
 from rawnn.data import Dataset, from_arrays, load_dataset
 from rawnn.data.catalog import is_table
+from rawnn.data.dataset import outline
 from rawnn.data.dataset_types import Kind
 from rawnn.data.labels import check_fractions
 from rawnn.data.normalise import TargetNormalisation
 from rawnn.engine.config import DEFAULT_BATCH, Config, changed
 from rawnn.model.schedules import parse
+from rawnn.opts.select import check_text
 from rawnn.plan.recipe import Recipe
 
 ROWS = 4096  # inputs normalised at a time when they are checked
@@ -30,11 +32,14 @@ little."""
 
 def named(config: Config, notify: Callable[[str], None], stand_in: bool = False,
           offline: bool = False, **instead: Any) -> Dataset:
-    """Load what the Config names. Raises ConfigError and DataError.
+    """Load what the Config names. Raises ConfigError and DataError; for a misspelt toggle, before
+    anything is fetched or read. A resumed run may use other toggles than the Config's.
 
     load_dataset explains `stand_in` and `offline`; `instead` are arguments for it that override the
     Config's.
     """
+    if config.resume is None:
+        check_text(config.opt)
     found = load_dataset(config.dataset, config.data, **{
         "target": config.target, "fraction": config.validation, "normalise": config.normalise,
         "normalise_targets": config.normalise_targets, "outputs": config.layers[-1],
@@ -72,10 +77,21 @@ class ReadAhead:
         return self._found
 
 
+def outline_of(config: Config) -> Dataset | None:
+    """The shapes of the data set that the Config names, if it may have to be fetched; None for any
+    other, and where the run before or the rows decide how they are normalised."""
+    return outline(config.dataset, config.data) \
+        if config.resume is None and config.normalise is None else None
+
+
 def fitted(config: Config, notify: Callable[[str], None]) -> tuple[Config, Dataset]:
     """The Config completed from its data, and the data, checked to fit it. Raises ConfigError and
     DataError."""
-    data = named(config, notify)
+    return fitted_to(config, named(config, notify))
+
+
+def fitted_to(config: Config, data: Dataset) -> tuple[Config, Dataset]:
+    """As `fitted`, of a data set that is there."""
     if config.autoencoder:
         data = data.reconstructing()
     config, _ = settled(config, data)

@@ -12,6 +12,7 @@ from rawnn.distributed import Team
 from rawnn.engine import parallel
 from rawnn.engine.checkpoint import Checkpoint
 from rawnn.engine.config import Config
+from rawnn.engine.data_source import fitted_to, outline_of
 from rawnn.engine.launch_choices import applied
 from rawnn.engine.machine import Opened
 from rawnn.engine.resolved_options import ResolvedOptions, machine_name, read_resolved_options
@@ -110,3 +111,12 @@ class RunPlanner:
             lambda tried: prepare(network, self.data, selection, tried).device_bytes())
         self.notify(note)
         return recipe if self.team is None else parallel.recipe_of_rank(recipe, self.team)
+
+
+def check_unread(config: Config, opened: Opened, team: Team | None) -> None:
+    """Refuse what cannot run on the data set that the Config names, by its shapes alone, so that
+    nothing is fetched in vain. Raises ConfigError."""
+    outline = outline_of(config)
+    if outline is not None:
+        config, outline = fitted_to(config, outline)
+        RunPlanner(config, outline, opened, team, lambda message: None).plan(None)

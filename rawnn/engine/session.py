@@ -41,6 +41,7 @@ from rawnn.engine.data_source import (
     doubts,
     left_out,
     named,
+    outline_of,
     settled,
     with_targets_of,
 )
@@ -58,7 +59,7 @@ from rawnn.engine.resumption import (
     stored_options,
     what_continues,
 )
-from rawnn.engine.run_planner import RunPlanner
+from rawnn.engine.run_planner import RunPlanner, check_unread
 from rawnn.engine.runners.host import HostRunner
 from rawnn.engine.runners.prepared_run import PreparedRun, Runner, State
 from rawnn.engine.units import LossUnits
@@ -141,7 +142,7 @@ class Session:
         before = self._resumed_run()
         opened, reading = self._open(opened, data, before)
         started = perf_counter()
-        self._read_data(data, reading, before, stand_in)
+        self._read_data(data, reading, before, stand_in, opened)
         self._data_ms = (perf_counter() - started) * 1e3
         if log_allocations is not None:
             self._log_allocations(log_allocations)
@@ -179,7 +180,7 @@ class Session:
         a download."""
         config, reading = self.config, None
         if opened is None:
-            if data is None and config.device != "host":
+            if data is None and (config.device != "host" or outline_of(config) is not None):
                 reading = ReadAhead(config, **(before.loading(config) if before else {}))
             opened = open_device(config.device, self.listener.notify,
                                  parallel.ordinal(config, self.team) if self.team else 0)
@@ -191,12 +192,15 @@ class Session:
         return opened, reading
 
     def _read_data(self, data: Dataset | None, reading: ReadAhead | None,
-                   before: Resumption | None, stand_in: bool) -> None:
+                   before: Resumption | None, stand_in: bool, opened: Opened) -> None:
         """Set `data`, as the network takes them, and what `config` leaves to them."""
         config, notify = self.config, self.listener.notify
         self._is_callers_data = data is not None
-        self.data = data or (reading and reading.result(notify)) or \
-            named(config, notify, stand_in, **(before.loading(config) if before else {}))
+        found = data or (reading.result(notify) if reading else None)
+        if found is None:
+            check_unread(config, opened, self.team)
+            found = named(config, notify, stand_in, **(before.loading(config) if before else {}))
+        self.data = found
         self._notify_of_each(data.notes if data else ())
         if config.autoencoder:
             self.data = self.data.reconstructing()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from rawnn.common.errors import ConfigError, unknown
@@ -85,8 +85,12 @@ def select(text: str, network: Network, steps: int, machine: Machine, *,
     has precedence over its choice. Raises ConfigError for an unknown toggle, a bad value, a
     conflict, or a toggle that the machine cannot run.
     """
-    asked, removed, notes = _parse(text, presets.Setting(
-        network, batch, steps, machine, recipe, data_spec))
+    setting = presets.Setting(network, batch, steps, machine, recipe, data_spec)
+
+    def resolve(preset: str, behind: list[str]) -> tuple[presets.Values, list[str]]:
+        return presets.resolve(preset, setting, precision_of(behind), user_kernel_words(behind))
+
+    asked, removed, notes = _parse(text, presets.start(machine), resolve)
     if not machine.has_gpu:
         _keep_host_toggles(asked, notes, machine, lenient)
     implied = _add_implied(asked, removed)
@@ -105,6 +109,13 @@ def select(text: str, network: Network, steps: int, machine: Machine, *,
     return Selection(ordered, frozenset(implied), tuple(notes), machine.target)
 
 
+def check_text(text: str) -> None:
+    """Raise ConfigError for a list of toggles that `select` refuses whatever the network and the
+    machine: an unknown toggle, a bad value, one that is given twice, two presets. It is fast, as
+    presets are not resolved."""
+    _parse(text, {"preload": None, "arena": None}, lambda preset, behind: ({}, []))
+
+
 def _in_order(asked: Iterable[str]) -> list[str]:
     """The order in which toggles are applied: the registry's, with the user's kernels before
     `persistent`."""
@@ -119,23 +130,26 @@ def _in_order(asked: Iterable[str]) -> list[str]:
     return found
 
 
-def _parse(text: str, setting: presets.Setting) -> tuple[presets.Values, set[str], list[str]]:
+def _parse(text: str, start: presets.Values,
+           resolve: Callable[[str, list[str]], tuple[presets.Values, list[str]]]
+           ) -> tuple[presets.Values, set[str], list[str]]:
+    """The toggles of a list with their values, those that it removes, and notes. `start` is what a
+    list without a preset starts from; `resolve` gets a preset and the words behind it, and returns
+    its toggles and notes."""
     removed: set[str] = set()
     notes: list[str] = []
     preset, given = "", set[str]()
     words = [w for w in (w.strip() for w in text.split(",")) if w]
     _refuse_two_presets([word for word in words if word in presets.PRESETS])
     bare = not words or words[0] in presets.PRESETS
-    asked = presets.none() if bare else presets.start(setting.machine)
+    asked = presets.none() if bare else dict(start)
     for place, word in enumerate(words):
         name, _, value = word.partition("=")
         if word in presets.PRESETS:
             if given:
                 notes.append(f"the preset {word} replaces what stands before it: "
                              f"{', '.join(n for n in asked if n in given)}")
-            behind = words[place + 1 :]
-            asked, why = presets.resolve(word, setting, precision_of(behind),
-                                         user_kernel_words(behind))
+            asked, why = resolve(word, words[place + 1 :])
             notes += why
             removed.clear()
             given.clear()
@@ -176,7 +190,7 @@ def _refuse_two_presets(given: Sequence[str]) -> None:
         first, second = given[:2]
         raise ConfigError(f"'{first}' is given twice: leave one of them out" if first == second else
                           f"'{first}' and '{second}' are presets, and there can be only one: leave "
-                          f"one out, and write single toggles behind the other, as in {second},fuse")
+                          f"one out, and write toggles behind the other, as in {second},fuse")
 
 
 def _conflicts(name: str, asked: presets.Values) -> list[str]:

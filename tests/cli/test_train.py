@@ -57,6 +57,40 @@ def test_the_last_line_says_what_stood_in(rawnn: Rawnn) -> None:
 
 
 @pytest.mark.usefixtures("nothing_here")
+@pytest.mark.parametrize(("arguments", "words"), [
+    (("--opt", "fusee"), "unknown toggle 'fusee'; did you mean 'fuse'?"),
+    (("--opt", "best,none"), "'best' and 'none' are presets"),
+    (("--opt", "report=0"), "report=0: give a whole number"),
+    (("--opt", "graphs", "--device", "host"), "graphs: only for a GPU"),
+    (("--opt", "persistent,fp8", "--device", "sim"), "'persistent' and 'fp8' exclude each other"),
+    (("--opt", "persistent", "--layers", "784-9000-9000-10", "--device", "sim"),
+     "does not fit the chip"),
+    (("--layers", "100-10"), "takes 100 features, but mnist has 784"),
+    (("--loss", "mse", "--dataset", "fashion-mnist"), "fashion-mnist has class labels"),
+    (("--batch", "60001"), "larger than the training set (60000 examples)"),
+])
+def test_nothing_is_fetched_for_what_cannot_run(rawnn: Rawnn, monkeypatch: pytest.MonkeyPatch,
+                                                arguments: tuple[str, ...], words: str) -> None:
+    fetched: list[object] = []
+    monkeypatch.setattr("rawnn.data.acquire.acquire", lambda *given: fetched.append(given))
+    done = rawnn(*arguments)
+    assert done.status == 2
+    assert words in done.err.splitlines()[-1]
+    assert not fetched
+
+
+@pytest.mark.usefixtures("nothing_here")
+def test_a_table_is_not_read_for_a_misspelt_toggle(rawnn: Rawnn, tmp_path: Path,
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[object] = []
+    monkeypatch.setattr("rawnn.data.tables.load_table", lambda *given, **named: read.append(given))
+    done = rawnn("--data", str(tmp_path / "large.csv"), "--layers", "3-2", "--opt", "fusee")
+    assert done.status == 2
+    assert "unknown toggle 'fusee'" in done.err
+    assert not read
+
+
+@pytest.mark.usefixtures("nothing_here")
 def test_the_library_trains_on_no_generated_data_and_warns_of_the_host() -> None:
     with pytest.raises(DataError, match=r"no MNIST could be had .*dataset=\"synthetic\""):
         train(epochs=1)

@@ -11,6 +11,7 @@ from rawnn.common.errors import ConfigError
 from rawnn.model.layers import Network
 from rawnn.opts import TOGGLES, Selection, select
 from rawnn.opts.registry import Machine
+from rawnn.opts.select import check_text
 from tests.engine import CAPABLE
 
 LINEAR, DEEP = Network((784, 10)), Network((784, 128, 10))
@@ -117,6 +118,20 @@ def test_refusals_say_what_is_wrong(text: str, sentence: str) -> None:
         chosen(text)
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["cublass", "best,none", "best,fuse,fuse", "report=0", "-best",
+                                  "best,-xyzzy", "preload=1", "-cudnn"])
+def test_a_text_is_refused_without_a_network_as_with_one(text: str,
+                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError) as wanted:
+        chosen(text)
+    monkeypatch.setattr("rawnn.opts.presets.resolve", None)  # which takes long
+    with pytest.raises(ConfigError) as found:
+        check_text(text)
+    assert str(found.value) == str(wanted.value)
+    for fine in ("", "none", "best,-cudnn", "-arena,fuse", "seed,report=3", "best,bf16,fuse=-head"):
+        check_text(fine)
 
 
 def test_removing_what_a_preset_is_without_is_a_note() -> None:
