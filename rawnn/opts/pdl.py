@@ -1,6 +1,7 @@
 """`pdl`: programmatic dependent launch. A kernel starts before its predecessor has ended.
 
-Four files say how:
+Five files say how:
+- cuda/launch.py: launches that have the attribute, and nodes with programmatic edges;
 - cuda/compiling/launch_proof.py: what is proved from the PTX of a kernel compiled for this;
 - graphs/early_starts.py: which kernels may start early, in a graph and on a stream;
 - engine/runners/lowering.py reads `Policy.pdl`: kernels are compiled to wait and trigger
@@ -8,8 +9,9 @@ Four files say how:
 - graphs/graph_programs.py gives a graph the programmatic edges.
 
 It is displayed by cli/plan.py, costed by bench/costing.py, added by opts/presets.py beside `mma`,
-and tried by tuning/search.py. ptx/fused/narrow.cu and ptx/fused/narrow_inner.cu load inputs ahead
-of their wait only with it (kProgrammatic).
+and tried by tuning/search.py. GEMMs of cuBLASLt do not start early, which opts/cublas_payoff.py
+adds to their time (LATE_US). ptx/fused/narrow.cu and ptx/fused/narrow_inner.cu load inputs ahead of
+their wait only with it (kProgrammatic).
 """
 
 from __future__ import annotations
