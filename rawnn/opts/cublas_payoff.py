@@ -6,6 +6,7 @@ update of the weights; after one of cuBLASLt they are kernels of their own, whic
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -52,8 +53,10 @@ MIN_EXTENT = 128
 """Least extent of a GEMM that the model is for."""
 MARGIN = 0.92
 """Of the time of `mma`, what cuBLASLt may take at most."""
-LOAD_US = 0.2e6
-"""Microseconds to load cuBLASLt and to choose its algorithms."""
+LOAD_US = 0.9e6
+"""Microseconds to load cuBLASLt and to choose its algorithms: 0.87 s on an H200 if the system has
+none of its files in memory, else about 0.2 s. It is not known which of the two a run will meet; by
+the larger one, none ends later than without the library."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,8 @@ def evaluate_cublas(network: Network, recipe: Recipe, data_spec: DataSpec, preci
     """Whether `best` takes cuBLASLt for some GEMMs of a step in which `mma` computes the others,
     and a sentence that says why ("" if it is faster for none). `steps` are those of the run, if
     known: they have to save the time of loading the library."""
+    if not _has_candidates(network, recipe, machine.target):
+        return False, ""
     name = precision.partition("=")[0]
     plan = replace(training_step(network, recipe, data_spec), target=machine.target)
     policy = Policy()
@@ -99,6 +104,14 @@ def evaluate_cublas(network: Network, recipe: Recipe, data_spec: DataSpec, preci
         return False, f"best goes without cublas: {steps} steps are too few to earn its loading, " \
                       f"about {LOAD_US / 1e6:.1g} s; it would take it for {sentence}"
     return True, f"best takes cublas for {sentence}"
+
+
+def _has_candidates(network: Network, recipe: Recipe, target: Target) -> bool:
+    """Whether a GEMM of a step has the extents that the model is for, on a GPU that it is for: the
+    rows of a batch and the widths of two boundaries. Where none has, no plan need be built."""
+    rows, widths = recipe.share(recipe.batch).rows, network.layers
+    return target.has("wgmma") and any(min(rows, *pair) >= MIN_EXTENT
+                                       for pair in itertools.pairwise(widths))
 
 
 def expected_times(plan: Plan) -> list[Expected]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rawnn.common.errors import ConfigError
+from rawnn.common.target import gpu_named
 from rawnn.cuda.device import Device
 from rawnn.engine.runners.gpu import GpuRunner
 from rawnn.engine.runners.host import HostRunner
@@ -94,6 +95,51 @@ def test_the_times_that_are_expected_grow_with_the_batch() -> None:
     for name in ("fc2.forward", "fc2.input_grad", "fc2.weight_grad"):
         assert many[name].own > 4 * few[name].own
         assert many[name].library > 4 * few[name].library
+
+
+@pytest.mark.parametrize(("layers", "batch", "compute", "calls"), [
+    ((784, 127, 127, 127, 10), 4096, (9, 0), 0), ((784, 1024, 127, 1024, 10), 127, (9, 0), 0),
+    ((784, 1024, 1024, 10), 4096, (8, 0), 0), ((784, 128, 10), 128, (9, 0), 1),
+    ((784, 10, 1024, 10), 4096, (9, 0), 0), ((100, 784, 1024, 10), 4096, (9, 0), 1),
+    ((784, 1024, 1024, 10), 4096, (9, 0), 1)], ids=str)
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_a_step_is_planned_only_if_a_gemm_is_large_enough(
+        monkeypatch: pytest.MonkeyPatch, layers: tuple[int, ...], batch: int,
+        compute: tuple[int, int], calls: int, precision: str) -> None:
+    """Where it is not, none of its GEMMs has expected times."""
+    planned: list[Any] = []
+
+    def counted(*arguments: Any) -> Any:
+        planned.append(arguments)
+        return training_step(*arguments)
+
+    network, recipe, data_spec = Network(layers), Recipe(batch, ADAM), DataSpec(14 * batch)
+    machine = replace(CAPABLE, compute_capability=compute, measure=lambda: gpu_named(
+        {(9, 0): "H200", (8, 0): "A100"}[compute]))
+    plan = select(f"mma,{precision}", network, 14, machine, batch=batch, recipe=recipe,
+                  data_spec=data_spec).apply(training_step(network, recipe, data_spec))[0]
+    assert bool(expected_times(plan)) == bool(calls)
+    monkeypatch.setattr(cublas_payoff, "training_step", counted)
+    found = cublas_payoff.evaluate_cublas(network, recipe, data_spec, precision, machine)
+    assert len(planned) == calls
+    assert calls or found == (False, "")
+
+
+def test_a_run_takes_cublas_once_it_saves_more_than_a_cold_load() -> None:
+    """With as many steps as save a second; not with as many as save a warm load."""
+    recipe, data_spec = Recipe(BATCH, ADAM), DataSpec(14 * BATCH)
+
+    def taken(steps: int | None) -> tuple[bool, str]:
+        return cublas_payoff.evaluate_cublas(WIDE, recipe, data_spec, "tf32", CAPABLE, (), steps)
+
+    plan = chosen("mma,tf32").apply(training_step(WIDE, recipe, data_spec))[0]
+    saved = sum(each.own - each.library for each in expected_times(plan) if each.is_faster)
+    assert taken(None)[0]
+    assert taken(int(1e6 / saved) + 1)[0]
+    for seconds in (0.2, 0.87):
+        is_taken, why = taken(int(seconds * 1e6 / saved))
+        assert not is_taken
+        assert "steps are too few to earn its loading, about 0.9 s" in why
 
 
 @pytest.mark.parametrize("optimizer", [Optimizer("sgd", 0.1), Optimizer("adam", 0.01)],

@@ -231,7 +231,7 @@ def test_best_takes_cublas_for_large_gemms_and_says_so() -> None:
 def test_the_gemms_that_best_names_are_those_of_the_step(width: int, optimizer: str,
                                                          ranks: int) -> None:
     network = Network((784, width, width, 10))
-    recipe = Recipe(4096 * ranks, Optimizer(optimizer, 1e-3), epochs=2000, world_size=ranks)
+    recipe = Recipe(4096 * ranks, Optimizer(optimizer, 1e-3), epochs=10_000, world_size=ranks)
     data_spec = DataSpec(14 * 4096 * ranks)
     found = select("best,tf32" + (",nccl" if ranks > 1 else ""), network, 14, HOPPER, batch=4096,
                    recipe=recipe, data_spec=data_spec)
