@@ -4,6 +4,7 @@ with which macros it is fastest."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from time import sleep
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,16 @@ LIMIT = 60.0
 
 
 def of_work(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The arguments and options that describe a kernel and its work."""
+    """The arguments and options that describe a kernel and its work. The command ends by force if
+    the reference is stuck."""
+    @wraps(command)
+    def limited(*arguments: Any, **options: Any) -> Any:
+        from rawnn.lab.time_limit import killed_if_stuck
+
+        with killed_if_stuck():
+            return command(*arguments, **options)
+
+    decorated: Callable[..., Any] = limited
     for decorate in reversed((
         click.argument("file", type=click.Path(path_type=Path)),
         click.argument("name", required=False),
@@ -48,8 +58,8 @@ def of_work(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--device", default="gpu", show_default=True, metavar="gpu:N|sim",
                      help="Where to run; sim tries all but what the kernel computes."),
     )):
-        command = decorate(command)
-    return command
+        decorated = decorate(decorated)
+    return decorated
 
 
 def described(file: Path, name: str | None, given: dict[str, Any]) -> tuple[Kernel, Work]:

@@ -168,7 +168,8 @@ def check(kernel: Kernel | Callable[..., Any], reference: Any = None, *, trials:
     With `limit` (seconds per launch) the kernel runs in a separate process, so that one that never
     ends or that breaks the GPU's context becomes a finding; otherwise it runs in this process. A
     call of the reference may take as long; one that takes longer is a ConfigError (in the main
-    thread: elsewhere the reference has no limit).
+    thread: elsewhere the reference has no limit). A reference within one call of compiled code that
+    never returns cannot be interrupted; only the command `rawnn kernel check` ends then, by force.
 
     Raises ConfigError, with the fix, for work that does not fit the kernel, and Refused for a
     function that replaces what judges it.

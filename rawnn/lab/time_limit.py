@@ -5,14 +5,34 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from time import monotonic
 from types import FrameType
 
 from rawnn.common.errors import ConfigError
+from rawnn.lab.watchdog import Watchdog
 
 _SOON = 1e-3
 """Seconds until an alarm of the caller that became due meanwhile: 0 would switch it off."""
+
+_GRACE = 5.0
+"""Seconds behind the limit after which a process that is stuck is killed."""
+_watchdog: Watchdog | None = None
+
+
+@contextmanager
+def killed_if_stuck() -> Iterator[None]:
+    """Within the block, also end a call of compiled code, which no alarm interrupts: by killing
+    this process, with a sentence on standard error. It is for a command, not for a program that
+    imports rawnn."""
+    global _watchdog
+    before, own = _watchdog, Watchdog()
+    _watchdog = own
+    try:
+        yield
+    finally:
+        _watchdog = before
+        own.close()
 
 
 class TimeLimitReached(ConfigError):
@@ -29,8 +49,9 @@ def time_limit(limit: float | None, what: str) -> Iterator[None]:
     (None: any time).
 
     The limit is an alarm of the operating system, which Python handles in its main thread between
-    two instructions, or when a blocking call is interrupted. In another thread, and where the
-    system has no such alarm, there is no limit. An alarm of the caller goes on afterwards.
+    two instructions, or when a blocking call is interrupted. So a call of compiled code that never
+    returns is not ended, except in `killed_if_stuck`. In another thread, and where the system has
+    no such alarm, there is no limit. An alarm of the caller goes on afterwards.
     """
     if limit is None or not hasattr(signal, "setitimer") \
             or threading.current_thread() is not threading.main_thread():
@@ -40,11 +61,15 @@ def time_limit(limit: float | None, what: str) -> Iterator[None]:
     def ring(number: int, frame: FrameType | None) -> None:
         raise _Alarm
 
+    killed = nullcontext() if _watchdog is None else _watchdog.watching(
+        limit + _GRACE, f"rawnn: error: {what} did not end within {limit:g} s, in a call of "
+                        f"compiled code that cannot be interrupted: this process was killed")
     handler, began = signal.signal(signal.SIGALRM, ring), monotonic()
     left, interval = signal.setitimer(signal.ITIMER_REAL, limit, limit)  # again, if it is caught
     try:
         try:
-            yield
+            with killed:
+                yield
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
     except _Alarm:

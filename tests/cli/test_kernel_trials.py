@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import rawnn
 from rawnn.cli import run, trials
 from rawnn.sim import register
 from rawnn.sim.kernel_references import forget
@@ -244,3 +249,53 @@ def test_a_reference_that_never_ends_is_ended_at_the_limit(capsys: pytest.Captur
     assert "the reference did not end within 0.3 s" in capsys.readouterr().err
     assert run([*given, "loaded.py:summed"]) == 2
     assert "the file of the reference did not end within 0.3 s" in capsys.readouterr().err
+
+
+STUCK = """
+import sys
+from rawnn.cli import run
+from rawnn.lab import time_limit
+time_limit._GRACE = 0.2
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("command", ["check", "time", "sweep"])
+def test_a_reference_that_is_stuck_in_compiled_code_ends_the_command(command: str) -> None:
+    Path("stuck.py").write_text("import itertools\n\ndef summed(x):\n"
+                                "    return sum(itertools.repeat(0))\n")
+    done = subprocess.run(
+        [sys.executable, "-c", STUCK, "kernel", command, "axpy.cu", "--device", "sim",
+         "--reference", "stuck.py:summed", "--limit", "0.3"], timeout=120, text=True,
+        capture_output=True, env={**os.environ, "PYTHONPATH": str(Path(rawnn.__file__).parents[1])})
+    assert done.returncode == -signal.SIGKILL
+    assert [line for line in done.stderr.splitlines() if "error" in line] == [
+        "rawnn: error: the reference did not end within 0.3 s, in a call of compiled code that "
+        "cannot be interrupted: this process was killed"]
+    assert "Traceback" not in done.stderr
+
+
+def test_no_process_is_killed_behind_a_reference_that_ended() -> None:
+    code = """
+import time
+from rawnn.lab import time_limit
+time_limit._GRACE = 0.1
+with time_limit.killed_if_stuck():
+    for _ in range(3):
+        with time_limit.time_limit(0.1, "it"):
+            pass
+    time.sleep(1)
+    try:
+        with time_limit.time_limit(0.1, "it"):
+            while True: pass
+    except time_limit.TimeLimitReached as error:
+        print(error)
+    time.sleep(1)
+print("alive")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], timeout=120, text=True, capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(Path(rawnn.__file__).parents[1])})
+    assert done.stdout == "it did not end within 0.1 s, and was ended\nalive\n"
+    assert done.stderr == ""
+    assert done.returncode == 0
