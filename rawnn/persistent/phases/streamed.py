@@ -23,14 +23,16 @@ if TYPE_CHECKING:
 NET, WEIGHTS = "Net", "NetWeights"
 """The C++ types of the templates."""
 PRODUCT, SUMS = 24.0, 420.0
-"""Cycles of a warp's products of a step and tile, on one of four sub-cores, and of the sums over
-warps with their epilogue (traces of 784-256-256-256-10 to 784-1024-1024-1024-10, H200)."""
+"""Cycles in which a warp multiplies 16 features of 16 examples, on its quarter of a multiprocessor,
+and those in which the block adds up its warps' sums, with the epilogue. This and all below is from
+traces of 784-256-256-256-10 to 784-1024-1024-1024-10 (H200)."""
 GRADIENT, GRADIENT_TILE = 300.0, 230.0
-"""The same of the gradient below the last layer, and for each step and tile of a warp."""
+"""Cycles of the gradient below the last layer: in any case, and for each 16 features of 16 examples
+of a warp."""
 UPDATE, UPDATE_TILE, FIRST_UPDATE = 200.0, 95.0, 1.6
-"""The same of an update, and a factor of the first layer's."""
+"""Likewise of an update of weights, and the factor by which the first layer's takes longer."""
 SEND, SEND_PAIR = 300.0, 0.13
-"""Cycles of new weights that are sent, and for each pair of blocks."""
+"""Cycles in which new weights are sent: in any case, and for each ordered pair of blocks."""
 
 
 def gathers(d: Sharding) -> list[str]:
@@ -66,19 +68,17 @@ class Streamed(Phase):
     header, lane = "streamed.cuh", TENSOR_CORES
 
     @staticmethod
-    def steps(d: Sharding) -> int:
-        return d.problem.layers[1] // 16
-
-    def tiles(self, d: Sharding) -> int:
-        """Steps of 16 features of a warp, times tiles of 16 examples."""
-        return ceil(self.steps(d), d.warps) * ceil(d.columns, 16)
+    def tiles(d: Sharding) -> int:
+        """Tiles of 16 features and 16 examples of a hidden boundary that a warp multiplies."""
+        return ceil(d.problem.layers[1] // 16, d.warps) * ceil(d.columns, 16)
 
     def products(self, d: Sharding, tiles: int = 0) -> float:
-        """Cycles of the products of all warps, and of the sum of theirs."""
+        """Cycles in which all warps multiply so many tiles each (0: of a hidden boundary), and add
+        up their sums."""
         return (tiles or self.tiles(d)) * ceil(d.warps, 4) * PRODUCT + SUMS
 
     def input_tiles(self, d: Sharding) -> int:
-        """The same of inputs, in groups of two steps."""
+        """Tiles of the inputs that a warp multiplies: two at a time, of 32 features."""
         return 2 * ceil(ceil(d.problem.layers[0], 32), d.warps) * ceil(d.columns, 16)
 
     def fetched(self, model: CostModel) -> float:
