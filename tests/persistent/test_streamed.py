@@ -74,12 +74,17 @@ def launched(name: str, **options: Any) -> Launch:
 
 
 @requires.GXX
-@pytest.mark.parametrize(("name", "options"), [
-    ("three layers, tanh", {"left": 5, "turning": True}),
-    ("five layers, no bias", {"turning": True}), ("six layers, three tiles", {"left": 20})])
-def test_operands_that_stream_train_as_numpy_does(tmp_path: Path, name: str,
+@pytest.mark.parametrize(("name", "stages", "options"), [
+    ("three layers, tanh", 2, {"left": 5, "turning": True}),
+    ("five layers, no bias", 1, {"turning": True}), ("six layers, three tiles", 0, {"left": 20})])
+def test_operands_that_stream_train_as_numpy_does(tmp_path: Path, name: str, stages: int,
                                                   options: dict[str, Any]) -> None:
-    check(launched(name, **options), tmp_path, 1)
+    """With room for the inputs of so many steps in shared memory."""
+    whole = launched(name).op.attributes["choice"].layout
+    inputs = 4 * (whole.places["x1"] - whole.places["x0"])
+    launch = launched(name, room=whole.nbytes - (2 - stages) * inputs, **options)
+    assert f"kStages = {stages};" in launch.impl.code.text
+    check(launch, tmp_path, 1)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -233,12 +233,16 @@ void touch_global(const void* address, std::size_t bytes, int kind, Who who, std
 void nobody_reads(const void* object, std::size_t bytes) {
   EMULATOR_HERE;
   const auto* const pointer = static_cast<const unsigned char*>(object);
-  if (pointer < machine.fixed || pointer >= machine.fixed + machine.fixed_bytes) {
-    fail("nobody_reads() of something that is not declared in shared memory, at %p", self->here);
+  Block& block = *self->block;
+  const bool declared = pointer >= machine.fixed && pointer < machine.fixed + machine.fixed_bytes;
+  if (!declared && !inside(block.dynamic, pointer)) {
+    fail("nobody_reads() of something that is not in shared memory, at %p", self->here);
   }
-  const auto offset = static_cast<std::size_t>(pointer - machine.fixed);
+  Space& space = declared ? block.fixed : block.dynamic;
+  const auto offset =
+      static_cast<std::size_t>(pointer - (declared ? machine.fixed : block.dynamic.begin));
   for (std::size_t i = 0; i < bytes; i += 4) {
-    Cell& cell = self->block->fixed.cell((offset + i) / 4);
+    Cell& cell = space.cell((offset + i) / 4);
     cell.count = 0;
     cell.room = kUnread;
   }
