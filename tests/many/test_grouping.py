@@ -1,0 +1,90 @@
+"""Members as the caller's configurations and lists of rows have them, whatever groups they are in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rawnn.engine.config import Config
+from rawnn.many.folds import folds_of
+from rawnn.many.grouping import load, members_of
+from rawnn.many.members import Group, group_key
+
+RNG = np.random.default_rng(5)
+X = RNG.normal(size=(40, 3)) * (1, 20, 3) + (0, 5, 9)
+Y = np.arange(40) % 2
+V = RNG.normal(size=(40, 2)) * (1e3, 2) + 1e4
+LISTS: dict[str, Any] = {
+    "none": {}, "folds": {"folds": 3}, "repeats": {"folds": 2, "repeats": 2},
+    "own folds": {"folds": [(range(25), range(25, 40)), (range(30), range(30, 40))]},
+    "rows": {"rows": [range(30), range(5, 40)]}}
+
+
+def drawn(seed: int, **shared: Any) -> list[Config]:
+    rng = np.random.default_rng(seed)
+    return [Config(layers=(3, int(rng.choice([4, 6])), 2), seed=int(rng.integers(9)), batch=8,
+                   epochs=int(rng.integers(1, 9)), lr=float(rng.choice([0.1, 0.2])),
+                   momentum=float(rng.choice([0, 0.5])), device="host",
+                   schedule=str(rng.choice(["constant", "cosine"])), normalise="learned", **shared)
+            for _ in range(7)]
+
+
+def check(group: Group, place: int, config: Config, rows: Any, held_out: Any) -> None:
+    member, fold = group.members[place], group.fold[place]
+    assert member == replace(config, batch=member.batch, partial=member.partial)
+    assert member.batch == 8
+    assert member.partial is True
+    assert group_key(member) == group_key(group.config)
+    assert group.config.epochs == max(each.epochs for each in group.members)
+    trained = np.arange(40) if rows is None else np.asarray(rows)
+    if rows is not None:
+        assert group.rows[fold].tolist() == list(rows)
+    if held_out is not None:
+        assert group.held_out[fold].tolist() == list(held_out)
+        assert group.counts[fold].tolist() == [len(trained), len(held_out)]
+    assert group.steps_of(place) == -(-len(trained) // 8)
+    found = group.normalisations[fold].apply(X[trained])
+    np.testing.assert_allclose(found.mean(axis=0), 0, atol=1e-6)
+    np.testing.assert_allclose(found.std(axis=0), 1, atol=1e-6)
+    targets = group.target_normalisations[fold]
+    assert (targets is None) == (config.normalise_targets is None)
+    if targets is not None:
+        np.testing.assert_allclose(targets.mean, V[trained].mean(axis=0))
+        np.testing.assert_allclose(targets.std, V[trained].std(axis=0))
+
+
+@pytest.mark.parametrize("kind", LISTS)
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("has_values", [False, True])
+def test_a_member_has_its_configuration_and_list_in_its_group(kind: str, seed: int,
+                                                              has_values: bool) -> None:
+    shared: dict[str, Any] = {"loss": "mse", "normalise_targets": "learned"} if has_values else {}
+    configs, asked = drawn(seed, **shared), LISTS[kind]
+    data, exact = load((X, V if has_values else Y), configs[0],
+                       (X, V if has_values else Y) if "folds" not in asked else None, None,
+                       "rows" if "rows" in asked else "folds" if asked else "", lambda text: None)
+    lists = folds_of(asked.get("folds"), asked.get("repeats", 1), asked.get("rows"), data, seed)
+    members = members_of(configs, lists, data, None, exact)
+    count = len(lists)
+    assert len(members) == len(configs) * count
+    assert sum(map(len, members.groups)) == len(members)
+    keys = [group_key(group.config) for group in members.groups]
+    assert len(set(keys)) == len(keys) > 1
+    rng = np.random.default_rng(seed)
+    for number, group in enumerate(members.groups):
+        own = np.flatnonzero(members.group == number)
+        assert sorted(members.place[own]) == list(range(len(group)))
+        some = np.sort(rng.choice(len(group), (len(group) + 1) // 2, replace=False))
+        for part, places in ((group, np.arange(len(group))), (group.part(some), some)):
+            assert len(part) == len(places)
+            for at, place in enumerate(places):
+                member = int(own[members.place[own] == place][0])
+                assert members.candidate[member] == member // count
+                assert members.fold[member] == member % count
+                fold = member % count
+                check(part, at, configs[member // count],
+                      lists.rows[fold] if lists.rows else None,
+                      lists.held_out[fold] if lists.held_out else None)
