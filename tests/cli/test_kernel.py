@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rawnn.cli import run
+from rawnn.cli.compiler import macros
 from rawnn.lab import inspection
 from tests import requires
 
@@ -94,3 +95,8 @@ def test_one_parameter_that_is_not_known_does_not_stop_the_others(
     assert "second" in printed
     assert run(["kernel", "show", "whole.cu", "inner::first", "-D", "FAST=2"]) == 0
     assert ".entry _ZN5inner5first" in capsys.readouterr().out
+
+
+def test_macros_are_read_as_compilers_read_them() -> None:
+    assert macros(["A", "B=", "C=1=2", " D =x", "E=-1.5f", "F = 3"]) == {
+        "A": 1, "B": "", "C": "1=2", "D": "x", "E": "-1.5f", "F": " 3"}

@@ -102,6 +102,39 @@ def test_a_cache_that_cannot_be_written_says_so_once(tmp_path: Path) -> None:
     assert "cannot be written" in messages[0]
 
 
+@pytest.mark.parametrize("use", ["put", "remember", "downloads"])
+def test_whatever_is_written_first_says_that_it_cannot_be(tmp_path: Path, use: str) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    messages: list[str] = []
+    store = RawStore(tmp_path / "file" / "cache", messages.append)
+    for _ in range(2):
+        if use == "put":
+            assert store.put(CONTENT, SUM) is None
+        elif use == "remember":
+            store.remember(tmp_path / "file", SUM, os.stat(tmp_path / "file"))
+        else:
+            with store.downloads() as directory:
+                assert directory.is_dir()
+    assert len(messages) == 1
+    assert "cannot be written" in messages[0]
+
+
+def test_files_of_one_name_in_two_folders_are_two(tmp_path: Path,
+                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    store = RawStore(tmp_path / "cache", pytest.fail)
+    name, sums = Path("images.gz"), ("0" * 64, "1" * 64)
+    for folder, sha256 in zip("ab", sums, strict=True):
+        (tmp_path / folder).mkdir()
+        monkeypatch.chdir(tmp_path / folder)
+        name.write_text(folder)
+        assert store.put(CONTENT, sha256) is not None
+        store.remember(name, sha256, os.stat(name))
+    for folder, sha256 in zip("ab", sums, strict=True):
+        monkeypatch.chdir(tmp_path / folder)
+        assert store.known(name) == store.known(tmp_path / folder / name) == sha256
+        assert (tmp_path / "cache" / "raw" / f"{sha256}.idx").exists()
+
+
 def test_one_process_downloads_at_a_time(tmp_path: Path) -> None:
     messages: list[str] = []
     waiting = threading.Event()
