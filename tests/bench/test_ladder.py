@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from rawnn.bench import training
-from rawnn.bench.cases.ladder import check_rungs, climb, failures, run_ladder
+from rawnn.bench.cases.ladder import check_rungs, climb, failures, measure, run_ladder
 from rawnn.bench.harness import Harness
 from rawnn.bench.record import Entry, Record, Results
 from rawnn.bench.reference import host_accuracy
@@ -186,3 +188,12 @@ def test_climbing(words: tuple[str, ...], added: tuple[str, ...], wanted: tuple[
 def test_rungs_that_do_not_exist_are_refused_before_anything_runs(rung: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         check_rungs([rung])
+
+
+@pytest.mark.parametrize(("base", "rungs"), [(["preloud"], "fuse"), ([], "fuse,preloud")])
+def test_the_whole_ladder_is_judged_before_anything_is_read(base: list[str], rungs: str) -> None:
+    suites: Any = SimpleNamespace(ladder=replace(SUITE, base=base))
+    unused: Any = None
+    with pytest.raises(ConfigError, match="did you mean 'preload'"):
+        measure(unused, suites, rungs=rungs, repeats=1, oracle="", data="no such file",
+                device="host")

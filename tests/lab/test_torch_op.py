@@ -54,6 +54,16 @@ def test_arguments_outputs_and_sizes_follow_from_the_work() -> None:
     backward.check_gradients_of(forward)
     with pytest.raises(ConfigError, match=r"'bias' is of shape \[4\], but cols is 5"):
         forward.sizes({"z": (3, 5), "bias": (4,)})
+    fixed = TorchOp(rawnn.Kernel("__global__ void f(const float* x, const float* w, float* y) {}",
+                                 "f", device=device),
+                    Work(lambda x, w: x, shapes={"x": ["n", 4], "w": ["2 * n"], "y": ["n", 4]},
+                         grid=1, block=1))
+    assert fixed.sizes({"x": (3, 4), "w": (6,)}) == {"n": 3}
+    for shapes, sentence in (({"x": (3, 5), "w": (6,)}, r"'x' should be of shape \[3, 4\], not "
+                                                        r"\[3, 5\]"),
+                             ({"x": (3, 4), "w": (3,)}, r"'w' should be of shape \[6\], not")):
+        with pytest.raises(ConfigError, match=sentence):
+            fixed.sizes(shapes)
     with pytest.raises(ConfigError, match="'z' has 2 dimensions"):
         forward.sizes({"z": (15,), "bias": (5,)})
     with pytest.raises(ConfigError, match="the backward kernel asks for 'z'"):

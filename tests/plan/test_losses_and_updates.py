@@ -91,6 +91,28 @@ def test_right_answers_are_counted(name: str, right: int) -> None:
     assert step(name, LOSSES[name].parts, z).correct[1] == wanted
 
 
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 100.0, 1e4])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_sum_and_the_right_answers_of_a_test_set_are_those_of_float64(
+        name: str, dtype: str, scale: float) -> None:
+    """Also where exp(z) overflows, and where outputs lie close to the border of two answers."""
+    logits, a = (normal(ROWS, COLS, seed=3) * scale).astype(dtype), answers(name)
+    z = logits.astype(np.longdouble)
+    if name == "cross_entropy":
+        wanted = sum(np.logaddexp.reduce(row) - row[k] for row, k in zip(z, a, strict=True))
+        right = sum(max(range(COLS), key=row.__getitem__) == k for row, k in zip(z, a, strict=True))
+    elif name == "bce":
+        wanted = sum(np.logaddexp(0, v) - v * t for v, t in zip(z.flat, a.flat, strict=True))
+        right = sum((v > 0) == (t == 1) for v, t in zip(z.flat, a.flat, strict=True))
+    else:
+        wanted, right = sum((v - t) ** 2 for v, t in zip(z.flat, a.flat, strict=True)), 0
+    rel = 1e-5 if dtype == "float32" else 1e-13
+    assert LOSSES[name].sum_of(logits, a.astype(dtype) if a.ndim > 1 else a) == pytest.approx(
+        float(wanted), rel=rel)
+    assert LOSSES[name].count_correct(logits, a) == right
+
+
 @pytest.mark.parametrize("z", [-800.0, 800.0])
 def test_binary_cross_entropy_of_extreme_logits_is_finite(z: float) -> None:
     found = step("bce", LOSSES["bce"].parts, np.full((ROWS, COLS), z))
