@@ -7,8 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+import rawnn
 from rawnn.common.errors import ConfigError
-from rawnn.lab.sampling import _sample_size, largest, sample, sample_sizes
+from rawnn.lab import Work, simulated
+from rawnn.lab.parameter_roles import problem_of
+from rawnn.lab.sampling import _ALL, MOST_ELEMENTS, _sample_size, largest, sample, sample_sizes
+from tests import requires
 
 
 def sizes(given: Any, trials: int, seed: int, *require: str) -> list[int]:
@@ -57,6 +61,29 @@ def test_conditions_hold_for_all() -> None:
     found = sizes("1..5000", 12, 1, "n % 16 == 0", "n > 100")
     assert len(found) == 12
     assert all(n % 16 == 0 and n > 100 for n in found)
+
+
+@pytest.mark.parametrize("trials", [1, _ALL, _ALL + 1, 399, 400, 401, 5000])
+def test_of_many_combinations_of_lists_as_many_as_asked_for_are_tried(trials: int) -> None:
+    lists = {"n": list(range(1, 21)), "m": list(range(1, 21))}
+    found = sample_sizes(["n", "m"], lists, (), 1, trials, np.random.default_rng(0), {})
+    assert len(found) == min(400, max(_ALL, trials))
+    assert len({(each["n"], each["m"]) for each in found}) == len(found)
+
+
+@pytest.mark.parametrize("order", ["abc", "bac", "bca"])
+def test_no_array_is_larger_than_what_is_sampled_at_most(order: str) -> None:
+    """Whichever of the arrays has most sizes of its own: numbers and macros are none."""
+    requires.module("cuda.bindings.nvrtc")
+    shapes = {"a": ["m", "n", "k"], "b": ["k", "n * n", 3], "c": ["j", "TILE"]}
+    source = "".join(f", {'' if name == 'a' else 'const '}float* {name}" for name in order)
+    kernel = rawnn.Kernel(f"__global__ void f({source[2:]}) {{ a[0] = TILE; }}", "f",
+                          defines={"TILE": 8}, device=simulated())
+    problem = problem_of(kernel, Work(lambda b, c: b, shapes=shapes, grid=1, block=1))
+    assert problem.together == 3
+    assert sorted(problem.names) == ["j", "k", "m", "n"]
+    assert largest(problem.names, {}, problem.together) == dict.fromkeys(
+        problem.names, round(MOST_ELEMENTS ** (1 / 3)))
 
 
 def test_every_combination_of_lists_is_tried() -> None:
