@@ -1,4 +1,4 @@
-"""Members as the caller's configurations and lists of rows have them, whatever groups they are in."""
+"""Members as configurations and lists of rows have them, whatever groups they are in."""
 
 from __future__ import annotations
 

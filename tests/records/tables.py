@@ -382,7 +382,8 @@ def uneven(found: Results, turn: int) -> Results:
             status = statuses[(number // 6 + turn) % 3]
             changed.append(replace(first, samples=[], status=status, reason=f"reason {number}"))
         elif kind == 1:
-            changed += [replace(first, status="wrong", reason="off by 2", notes=["a note"]), *others]
+            wrong = replace(first, status="wrong", reason="off by 2", notes=["a note"])
+            changed += [wrong, *others]
         elif kind == 2:
             changed.append(first)
         elif kind == 3:
