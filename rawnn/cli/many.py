@@ -184,7 +184,7 @@ class _Screen(Listener):
         members, device = session.members, session.opened.device
         groups = [f"{len(group):,} of {group.config.network()}, batch {group.config.batch}"
                   for group in members.groups]
-        shown = "; ".join(groups[:4]) + (f"; {len(groups) - 4} more groups"
+        shown = "; ".join(groups[:4]) + (f"; {counted(len(groups) - 4, 'more group')}"
                                          if len(groups) > 4 else "")
         data = session.source.data
         several = f"{len(session.gpus)} x " if session.gpus else ""

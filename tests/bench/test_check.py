@@ -23,7 +23,8 @@ from rawnn.model.activations import ACTIVATIONS
 from rawnn.model.layers import Network
 from rawnn.model.losses import LOSSES
 from rawnn.model.optimizers import OPTIMIZER_SPECS, Optimizer
-from rawnn.opts.registry import Machine
+from rawnn.opts import select
+from rawnn.opts.registry import TOGGLES, Machine
 from rawnn.plan.op import OPS, Attributes
 from tests.bench.measuring import invoke
 from tests.engine import CAPABLE
@@ -54,6 +55,12 @@ def test_specifications_keep_to_their_limits_and_vary() -> None:
         assert max(layers) <= (1024 if spec.batch > 64 else 3072)
         assert 3 * weights * spec.batch <= 2e9
         assert spec.recipe.steps(spec.examples) >= 1
+        names = {word.partition("=")[0] for word in spec.words}
+        assert "tune" not in names
+        assert not any(TOGGLES[name].group == "numbers" for name in names if name in TOGGLES)
+        if "graphs" in names:
+            values = select(spec.opt(), spec.network, 1, CAPABLE, batch=spec.batch).values
+            assert "preload" in values or values["graphs"] not in ("while", 2)
     seen = {name for spec in specs for name in (
         spec.network.loss, spec.network.activation, spec.network.init, spec.optimizer.name,
         spec.inputs, spec.precision, spec.optimizer.kind)}

@@ -189,6 +189,9 @@ def test_a_macro_of_a_header_is_one(capsys: pytest.CaptureFixture[str]) -> None:
         assert run(["kernel", "compile", "own.cu", "-D", macro]) == 0
     assert run(["kernel", "compile", "own.cu", "-D", "WIDTH=3"]) == 2
     assert "mentions no 'WIDTH'" in capsys.readouterr().err
+    Path("own.cu").write_text("#define JOINED(a, b) a##b\n"
+                              "__global__ void own(float* x) { x[0] = JOINED(WI, DTH); }\n")
+    assert run(["kernel", "compile", "own.cu", "-D", "WIDTH=3"]) == 0
 
 
 def test_a_missing_reference_says_where_it_belongs(

@@ -18,6 +18,7 @@ from rawnn.bench.profiling import OpTime, ProfileResult
 from rawnn.bench.statistics import spread
 from rawnn.cli import attempt as attempt_command
 from rawnn.cli import export as export_command
+from rawnn.cli import many as many_command
 from rawnn.cli import profile as profile_command
 from rawnn.cli import train as train_command
 from rawnn.cli import tune as tune_command
@@ -35,7 +36,7 @@ from rawnn.lab.comparison import Comparison
 from rawnn.lab.inspection import Resources
 from rawnn.lab.kernel_problem import Launching
 from rawnn.many.halving import survivors
-from rawnn.many.progress import best_of, member_numbers
+from rawnn.many.progress import ManyReport, best_of, member_numbers
 from rawnn.model.layers import Network
 from rawnn.opts.best_table import Entry, remember
 from rawnn.plan.recipe import Recipe
@@ -333,6 +334,54 @@ def endings() -> Lines:
                     line.replace(f"{name}/", "")
                     for line in said("export", "kept", f"{name}/m.onnx", "--input-type", kind)
                 )
+
+
+@record
+def screens_of_many() -> Lines:
+    """What `rawnn many` prints at the start of a run, an epoch, and where it was interrupted."""
+    gpu = SimpleNamespace(info=SimpleNamespace(name="a GPU"))
+    team = SimpleNamespace(world_size=4, place=SimpleNamespace(launcher="torchrun"))
+    source = SimpleNamespace(data=random_dataset(3, 2, 2000, 10))
+    for sizes, device, gpus, ranks, rungs in (
+        ((1,), None, (), None, ()),
+        ((1200, 7, 3, 2), gpu, (), team, (1, 3)),
+        ((5, 4, 3, 2, 1), gpu, (0, 1), None, (2,)),
+        ((1,) * 9, gpu, (), None, ()),
+    ):
+        groups = [
+            Sized(size, Config(layers=(3, 4 + n, 2), batch=8))
+            for n, size in enumerate(sizes)
+        ]
+        session: Any = SimpleNamespace(
+            members=Sized(sum(sizes), groups=groups),
+            opened=SimpleNamespace(device=device),
+            source=SimpleNamespace(data=source.data),
+            gpus=gpus,
+            team=ranks,
+            rules=SimpleNamespace(rungs=rungs, halving=3.0, monitor="test_accuracy"),
+        )
+        for quiet in (False, True):
+            screen = many_command._Screen(quiet, quiet)
+            yield from printed(lambda: screen.started(session))
+            for each in (
+                ManyReport(1, 1200, 1212, 1199, "test_loss", 0.123456, 1234567.8, 4000.0),
+                ManyReport(20, 3, 9, -1, "test_loss", math.nan, 0.4, math.nan),
+            ):
+                yield from printed(lambda: screen.reported(each))
+            yield from printed(lambda: screen.notify("a note"))
+    for directory in (None, "/kept", "/kept/a b"):
+        found: Any = SimpleNamespace(stored=SimpleNamespace(epoch=4, settings={"save": directory}))
+        yield many_command._interruption(found)
+
+
+class Sized:
+    """So many members."""
+
+    def __init__(self, size: int, config: Config | None = None, groups: Any = ()) -> None:
+        self.size, self.config, self.groups = size, config, groups
+
+    def __len__(self) -> int:
+        return self.size
 
 
 class Silent:
