@@ -16,7 +16,7 @@ from rawnn.persistent.phases.learning_rate import rules_at_once
 from rawnn.persistent.phases.loss import AT_ONCE, BY_FIRST, BY_LAST, tallies
 from rawnn.persistent.phases.streamed import gathers, input_floats
 from rawnn.persistent.problem import Problem
-from rawnn.persistent.schedule import Schedule, aliases_of, build, weight_gradient
+from rawnn.persistent.schedule import Schedule, build, can_be_compact, weight_gradient
 from rawnn.persistent.sharding import (
     ALL_GATHERED,
     MOST_REGISTERS,
@@ -107,7 +107,7 @@ class Layout:
         """The same for epochs that end with a smaller batch."""
         d = self.sharding
         partial = replace(d, problem=replace(d.problem, partial=True))
-        return replace(self, schedule=build(partial, compact=bool(self.schedule.aliases)))
+        return replace(self, schedule=build(partial, compact=self.schedule.is_compact))
 
     @property
     def tiles(self) -> int:
@@ -188,12 +188,10 @@ def beyond(features: int, step: int) -> int:
 
 def least_bytes(problem: Problem, tp_size: int, columns: int = 8) -> int:
     """A lower bound of a block's shared memory in any sharding by up to `tp_size` blocks and for at
-    least so many examples: weights, biases, inputs and sums of each layer, cut as is best for it.
-    """
+    least so many examples: weights, biases and inputs of each layer, cut as is best for it."""
     def floats(ins: int, outs: int, first: bool) -> int:
-        inputs = 0 if first else up(ins, 16)  # the first layer's lie elsewhere
         weights = up(ins, 8) * up(outs, 8)
-        values = (inputs + up(outs, 8)) * pitch(columns)
+        values = 0 if first else up(ins, 16) * pitch(columns)  # the first layer's lie elsewhere
         return weights + TILE * problem.bias + (values // 2 if problem.halved else values)
 
     layers = Counter((pair, not n) for n, pair in enumerate(pairwise(problem.layers)))
@@ -207,12 +205,12 @@ def layout_of(d: Sharding, room: int) -> Layout:
 
     Optimizer state lies in shared memory as far as there is room. So do 16-bit copies of weights
     for GEMMs that take such, where no optimizer state needs the room. Buffers share memory where
-    more of the state then lies there, or the layout fits at all."""
+    the layout then fits at all, or with one group more of the state lies there."""
     schedule = build(d)
     if d.is_streamed:
         return _streamed_layout(schedule, room)
     found = _layout(schedule, room, False)
-    if aliases_of(d) and (found.nbytes > room or found.global_tiles):
+    if can_be_compact(d) and (found.nbytes > room or (d.dp_size == 1 and found.global_tiles)):
         compact = build(d, compact=True)
         smaller = _layout(compact, room, False)
         if found.nbytes > room or smaller.global_tiles < found.global_tiles:
@@ -240,14 +238,16 @@ def _layout(schedule: Schedule, room: int, copied: bool) -> Layout:
     input_floats = up(inputs, 8) // 2 if p.rounded else up(inputs, 4)
     target_width = 0 if p.labelled or p.reconstruct else d.outs(p.depth - 1)
     target_pitch = up(target_width, 4) + (4 - up(target_width, 4)) % 16 if target_width else 0
-    memory.take("x", (1 if p.converted else 2) * input_floats, "inputs")
+    inputs_at_once = schedule.input_buffers
+    memory.take("x", (1 if p.converted else inputs_at_once) * input_floats, "inputs")
     if p.converted:
-        memory.take("raw", 2 * d.columns * raw_pitch * p.input_size // 4, "inputs as stored")
+        raw = d.columns * raw_pitch * p.input_size // 4
+        memory.take("raw", inputs_at_once * raw, "inputs as stored")
     if p.normalised:
         memory.take("mean", up(ins, 4), "means of inputs")
         memory.take("inverse_std", up(ins, 4), "scales of inputs")
     _take_values(schedule, memory)
-    memory.take("y", d.columns if p.labelled else 2 * d.columns * target_pitch, "targets")
+    memory.take("y", d.columns * (1 if p.labelled else inputs_at_once * target_pitch), "targets")
     if p.ordered:
         memory.take("order", (orders_at_once(d) + 1) * d.columns, "numbers of examples")
     memory.take("rules", rules_at_once(p) * RULE_BYTES // 4, "optimizer step")

@@ -74,12 +74,18 @@ ROWS_OF_A_WARP = 4
 @dataclass(frozen=True)
 class Schedule:
     """The phases of a training step: `micro_batch` runs `sharding.micro_batches` times, then `step`
-    runs once. `aliases`: buffers that lie in the memory of another one, and that one."""
+    runs once. `aliases`: buffers that lie in the memory of another one, and that one.
+    `input_buffers`: micro-batches of inputs and targets that lie in shared memory at once."""
 
     sharding: Sharding
     micro_batch: tuple[Phase, ...]
     step: tuple[Phase, ...]
     aliases: Mapping[str, str] = field(default_factory=dict, hash=False)
+    input_buffers: int = 2
+
+    @property
+    def is_compact(self) -> bool:
+        return bool(self.aliases) or self.input_buffers == 1
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -245,11 +251,13 @@ def streamed(d: Sharding) -> list[Streamed]:
 def build(d: Sharding, *, barriers: bool = True, compact: bool = False) -> Schedule:
     """The schedule of one training step; of a kernel that evaluates, its forward phases. The cost
     model leaves `barriers` out, which cost nothing, so that the search is fast. A `compact` one
-    needs less shared memory and a barrier more for each layer but two (`aliases_of`)."""
+    needs less shared memory and a few more barriers (`aliases_of`, `fetches_late`)."""
     if d.is_streamed:
         return Schedule(d, tuple(streamed(d)), ())
     p, aliases = d.problem, aliases_of(d) if compact else {}
-    hides = d.dp_size > 1 and d.micro_batches == 1  # the all-reduce hides Prefetch and SumLoss
+    hides = fetches_late(d)  # the all-reduce hides Prefetch and SumLoss
+    input_buffers = 1 if compact and hides else 2
+    late = [Prefetch(BETWEEN, overwrites=input_buffers == 1)] * hides
     head: list[Phase] = [phase for layer in range(p.depth) for phase in forward(d, layer)]
     head += [*[StoreTallies(BETWEEN)] * (not p.labelled), *[LoadRate(BETWEEN)] * p.scheduled,
              *loss(d)]
@@ -258,26 +266,49 @@ def build(d: Sharding, *, barriers: bool = True, compact: bool = False) -> Sched
                    *(head if hides else with_prefetch(d, head)),
                    *[SumLoss(BETWEEN)] * (not hides and not d.stores_tallies),
                    *(() if d.evaluates else backward_pass(d, compact=bool(aliases)))]
-    if barriers:
-        micro_batch = with_barriers(d, micro_batch, aliases)
+    if barriers:  # also ahead of a late Prefetch
+        micro_batch = with_barriers(d, [*micro_batch, *late], aliases)
+        micro_batch = micro_batch[:len(micro_batch) - len(late)]
     reduce = data_parallel(d)
     if d.micro_batches > 1:
         ends = [*reduce, Barrier(BETWEEN, "next step")] if reduce else []
         return Schedule(d, (*micro_batch, WaitForInput(BETWEEN)), tuple(ends), aliases)
     if hides:
-        reduce = [Prefetch(BETWEEN), *reduce[:-1], SumLoss(BETWEEN), *reduce[-1:]]
+        reduce = [*late, *reduce[:-1], SumLoss(BETWEEN), *reduce[-1:]]
     return Schedule(d, tuple(micro_batch), (*reduce, *[AdjustLossScale(BETWEEN)] * p.scaled,
-                                            WaitForInput(BETWEEN)), aliases)
+                                            WaitForInput(BETWEEN)), aliases, input_buffers)
+
+
+def can_be_compact(d: Sharding) -> bool:
+    """Whether `build` has a `compact` schedule that differs from the ordinary one."""
+    return bool(aliases_of(d)) or fetches_late(d)
+
+
+def fetches_late(d: Sharding) -> bool:
+    """Whether the inputs of the next step are fetched behind the last use of those of this one, so
+    that they can lie in the same place: while groups wait for each other's gradients."""
+    return d.dp_size > 1 and d.micro_batches == 1
 
 
 def aliases_of(d: Sharding) -> dict[str, str]:
-    """The gradients that can lie where the activations behind them do, of the layer above, once
-    the gradient of that layer's weights has been computed. Of blocks that may share a
-    multiprocessor, where memory is scarce."""
+    """The gradients that can lie where activations do, once the gradient of the weights behind
+    these has been computed.
+
+    Of several groups, which update no weights before the backward pass has read them: where the
+    activations of the same boundary do, if both have the same rows and columns. What the backward
+    pass leaves out must be zero, and an exchange leaves out columns of padding that a GEMM stores.
+    Of blocks that may share a multiprocessor: where the activations of the layer above lie."""
     p = d.problem
-    if not d.resident or d.evaluates or d.tp_size > 1 or p.scaled or p.saves_input:
+    if d.evaluates or p.scaled or p.saves_input:
         return {}
-    return {f"z{n}": f"a{n + 1}" for n in range(1, p.depth - 1)}
+    if d.resident and d.tp_size == 1:
+        return {f"z{n}": f"a{n + 1}" for n in range(1, p.depth - 1)}
+    if not fetches_late(d):
+        return {}
+    kinds = d.layer_kinds
+    return {f"z{n}": f"a{n}" for n in range(1, p.depth) if d.boundaries[n] != ALL_GATHERED
+            and (d.sent == d.columns or kinds[n - 1] == ROW_PARALLEL
+                 or kinds[n] != COLUMN_PARALLEL)}
 
 
 def backward_pass(d: Sharding, *, compact: bool = False) -> list[Phase]:
@@ -285,12 +316,18 @@ def backward_pass(d: Sharding, *, compact: bool = False) -> list[Phase]:
 
     A weight is updated once its backward GEMM has read it: beside the backward GEMM of the layer
     below, while partial sums are on their way; or ahead of that GEMM if it is to be `compact`. With
-    a loss scale and one group, no weight is updated before the group knows that the step counts."""
+    a loss scale and one group, no weight is updated before the group knows that the step counts.
+    A `compact` one of several groups computes the gradient of a layer's weights ahead of what
+    overwrites the layer's inputs, while the partial sums of these are on their way."""
     p, late = d.problem, d.problem.scaled and d.dp_size == 1
     found: list[Phase] = []
     waiting: list[Phase] = []
     for layer in range(p.depth - 1, 0, -1):
         gemm, *exchanges = backward(d, layer)
+        if compact and d.dp_size > 1:
+            gradient = weight_gradient(d, layer)
+            found += [gemm, gradient, *exchanges] if exchanges else [gradient, gemm]
+            continue
         if compact:
             found += [*waiting, gemm]
         else:

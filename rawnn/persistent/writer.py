@@ -72,6 +72,11 @@ class Kernel:
     def at(self, name: str) -> str:
         return f"(shared + {self.layout.places[name]})"
 
+    def of_buffer(self, number: str, size: int) -> str:
+        """C++ behind a pointer to inputs or targets: the micro-batch that lies in the buffer of
+        this number; each has `size` values. "" where there is one buffer."""
+        return f" + {number} * {size}" if self.schedule.input_buffers > 1 else ""
+
     def values(self, name: str) -> str:
         """Values between layers, in the type in which GEMMs read them."""
         place = self.layout.places[name]

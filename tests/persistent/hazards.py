@@ -11,7 +11,6 @@ from rawnn.persistent.phases.input import WaitForInput
 from rawnn.persistent.phases.phase import Barrier, Phase
 from rawnn.persistent.phases.softmax import Softmax
 from rawnn.persistent.schedule import Schedule
-from rawnn.persistent.sharding import Sharding
 
 
 @dataclass(frozen=True)
@@ -23,10 +22,13 @@ class Hazard:
     buffer: str
 
 
-def conflicts(d: Sharding, first: Phase, second: Phase) -> set[str]:
+def conflicts(schedule: Schedule, first: Phase, second: Phase) -> set[str]:
     """The buffers for which the second phase must wait for the first."""
-    both = (first.writes(d) & second.reads(d)) | (
-        second.writes(d) & (first.reads(d) | first.writes(d)))
+    d = schedule.sharding
+    read, written, to_read, to_write = (
+        {schedule.aliases.get(name, name) for name in names}
+        for names in (first.reads(d), first.writes(d), second.reads(d), second.writes(d)))
+    both = (written & to_read) | (to_write & (read | written))
     if isinstance(first, Softmax) and isinstance(second, Softmax):
         both -= {second.logits, second.to}  # each warp has the same logits in both halves
     if isinstance(second, (GradientAllReduce, WeightAllGather)) and (
@@ -37,13 +39,13 @@ def conflicts(d: Sharding, first: Phase, second: Phase) -> set[str]:
 
 def hazards(schedule: Schedule) -> list[Hazard]:
     """Those of two micro-batches and two steps, one behind the other."""
-    d, found = schedule.sharding, []
+    d, found = schedule.sharding, list[Hazard]()
     since: list[Phase] = []
     for phase in (*schedule.micro_batch * min(d.micro_batches, 2), *schedule.step) * 2:
         if isinstance(phase, (Barrier, WaitForInput)):
             since = []
             continue
         found += [Hazard(other, phase, name) for other in since
-                  for name in sorted(conflicts(d, other, phase))]
+                  for name in sorted(conflicts(schedule, other, phase))]
         since.append(phase)
     return found

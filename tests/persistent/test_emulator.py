@@ -358,6 +358,35 @@ def test_every_exchange_on_the_host(tmp_path: Path, name: str, ranks: int, group
     check(Launch(name, ranks, groups, types), tmp_path, run)
 
 
+COMPACT = [
+    ("softmax, SGD", 2, 2, "SFGF", DSMEM), ("softmax, SGD", 1, 3, "FFFF", DSMEM),
+    ("Adam in an order, state far", 2, 3, "FSFF", L2), ("relu, mean squares", 4, 3, "FGSF", DSMEM),
+    ("binary cross-entropy, tanh", 4, 2, "FGFS", L2), ("bfloat16", 2, 3, "FFSF", DSMEM),
+    ("float32 inputs, a schedule", 2, 5, "SFFF", DSMEM), ("an autoencoder", 2, 3, "SFS", DSMEM),
+    ("float16 inputs, normalised", 3, 2, "FSFG", L2), ("long rows", 2, 2, "SF", DSMEM),
+    ("mean squares, gelu, no bias", 2, 3, "SFSF", DSMEM), ("float16", 2, 2, "FSFF", DSMEM),
+    ("bfloat16, float32 inputs in an order", 2, 3, "FGGF", DSMEM),
+]
+"""Several groups whose blocks have too little shared memory for two steps of inputs, and for
+gradients of their own."""
+
+
+@pytest.mark.parametrize(("name", "ranks", "groups", "types", "exchange"), sliced(COMPACT, 2))
+def test_buffers_that_share_memory_change_no_bit(
+        tmp_path: Path, name: str, ranks: int, groups: int, types: str, exchange: str) -> None:
+    compact = Launch(name, ranks, groups, types, exchange=exchange, room=0)
+    ample = Launch(name.removesuffix(STATE_FAR), ranks, groups, types, exchange=exchange)
+    small, large = (each.op.attributes["choice"].layout for each in (compact, ample))
+    assert small.schedule.input_buffers == 1
+    assert not large.schedule.is_compact
+    assert small.nbytes < large.nbytes
+    check(compact, tmp_path, 1)
+    found, wanted = (each.on_emulator(tmp_path, 0) for each in (compact, ample))
+    for role in ample.op.spec.writes:
+        if ample.plan[ample.op.operands[role]].role is not Role.SCRATCH:
+            assert np.array_equal(found[role].view(np.uint8), wanted[role].view(np.uint8)), role
+
+
 @pytest.mark.parametrize("sync", [layout.ALL, layout.SHARE])
 def test_a_warp_updates_more_tiles_than_it_loads_at_once(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: str) -> None:

@@ -24,6 +24,7 @@ from rawnn.persistent.sharding import L2
 from rawnn.plan.tensor import Role
 from tests.persistent import test_interpreter
 from tests.persistent.test_emulator import (
+    COMPACT,
     FAR,
     FAR_STEPS,
     PARTIAL,
@@ -84,6 +85,14 @@ def test_a_schedule_trains_as_the_plan_does(case: dict[str, Any]) -> None:
     found = interpreted(launch)
     assert {role for role in launch.op.spec.writes if role[0] in "wb" and role[1].isdigit()} \
         <= set(found)
+    assert worst(launch, found) < 1e-6
+
+
+@pytest.mark.parametrize("how", COMPACT, ids=str)
+def test_a_schedule_of_little_shared_memory_trains_as_the_plan_does(
+        how: tuple[str, int, int, str, str]) -> None:
+    launch = launched({"args": how[:4], "exchange": how[4]})
+    found = interpreted(launch, lambda schedule: build(schedule.sharding, compact=True))
     assert worst(launch, found) < 1e-6
 
 

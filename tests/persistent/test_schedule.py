@@ -29,9 +29,10 @@ from tests.persistent.sampling import sampled
 SEEDS = range(120)
 
 
+@pytest.mark.parametrize("compact", [False, True])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_barriers_stand_where_one_phase_needs_what_another_wrote(seed: int) -> None:
-    schedule = build(sampled(seed))
+def test_barriers_stand_where_one_phase_needs_what_another_wrote(seed: int, compact: bool) -> None:
+    schedule = build(sampled(seed), compact=compact)
     assert hazards(schedule) == []
     missing = [without for without in leaving_barriers_out(schedule) if not hazards(without)]
     # Behind the step of micro-batches there is one, though converted inputs have one as well.

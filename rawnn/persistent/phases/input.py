@@ -31,6 +31,9 @@ class ConvertInput(Phase):
 
     lane = INPUTS
 
+    def reads(self, d: Sharding) -> set[str]:
+        return {"raw"}
+
     def writes(self, d: Sharding) -> set[str]:
         return {"x"}
 
@@ -43,8 +46,8 @@ class ConvertInput(Phase):
 
     def emit(self, k: Kernel) -> None:
         d, p, found = k.d, k.p, k.layout
-        raw = f"reinterpret_cast<const {p.input_type}*>{k.at('raw')} + " \
-              f"({k.counter} & 1) * {d.columns * found.raw_pitch}"
+        raw = f"reinterpret_cast<const {p.input_type}*>{k.at('raw')}" \
+              f"{k.of_buffer(f'({k.counter} & 1)', d.columns * found.raw_pitch)}"
         vectors = f"{k.at('mean')}, {k.at('inverse_std')}" if p.normalised else "nullptr, nullptr"
         k.w(f"convert_rows<Shape, {literal(p.normalised)}, {d.ins(0)}, {found.input_pitch}, "
             f"{found.raw_pitch}>(x, {raw}, {literal(float(p.scale))}f, {vectors}, "
@@ -81,22 +84,30 @@ def declare_input(k: Kernel) -> None:
         return
     size = k.layout.input_floats * (2 if p.rounded else 1)
     place = k.values("x") if p.rounded else k.at("x")
-    w(f"{k.type_of(0)}* const x = {place} + ({t} & 1) * {size};")
+    w(f"{k.type_of(0)}* const x = {place}{k.of_buffer(f'({t} & 1)', size)};")
 
 
 # -- the next micro-batch --------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Prefetch(Phase):
     """Threads from `first_thread` on start to copy the input of the next micro-batch, to the other
-    half of its buffer. That takes some 500 cycles (H200)."""
+    buffer or, if it `overwrites` that of this one, to the same. That takes some 500 cycles (H200).
+    """
 
     first_thread: int = 0
+    overwrites: bool = False
 
     lane, label, part_at_barrier = INPUTS, "prefetch", None
 
     @property
     def runs_beside_next(self) -> bool:
         return self.first_thread > 0
+
+    def writes(self, d: Sharding) -> set[str]:
+        if not self.overwrites:
+            return set()
+        p = d.problem
+        return {"raw" if p.converted else "x", *(() if p.labelled or p.reconstruct else ("y",))}
 
     def stamps(self, d: Sharding) -> Sequence[str]:
         return ("fetch",)
@@ -204,13 +215,14 @@ def fetch(k: Kernel, step: str) -> None:
     start = k.first(0)
     if p.converted:
         size = d.columns * found.raw_pitch
-        to = f"reinterpret_cast<{p.input_type}*>{k.at('raw')} + {buffer} * {size}"
+        to = f"reinterpret_cast<{p.input_type}*>{k.at('raw')}{k.of_buffer(buffer, size)}"
         pitch = found.raw_pitch
     elif p.rounded:
-        to = f"reinterpret_cast<{p.input_type}*>({k.at('x')} + {buffer} * {found.input_floats})"
+        to = f"reinterpret_cast<{p.input_type}*>({k.at('x')}" \
+             f"{k.of_buffer(buffer, found.input_floats)})"
         pitch = found.input_pitch
     else:
-        to = f"{k.at('x')} + {buffer} * {found.input_floats}"
+        to = f"{k.at('x')}{k.of_buffer(buffer, found.input_floats)}"
         pitch = found.input_pitch
     barrier = f"barriers + 8 * {buffer}"
     expected = f"engine_bytes<Shape, {d.ins(0)}, {p.input_type}>({k.count(0)})"
@@ -229,8 +241,8 @@ def fetch(k: Kernel, step: str) -> None:
         last = p.depth
         start = k.first(last)
         w(f"fetch_rows<Shape, {first_thread}, kBehindRows, {ordered}, "
-          f"{found.target_width}, {found.target_pitch}>({k.at('y')} + {buffer} * "
-          f"{d.columns * found.target_pitch}, "
+          f"{found.target_width}, {found.target_pitch}>({k.at('y')}"
+          f"{k.of_buffer(buffer, d.columns * found.target_pitch)}, "
           f"targets, ldtargets, {start}, {k.count(last)}, {rows}, first_of({step}), "
           f"{present}, {barrier});")
 

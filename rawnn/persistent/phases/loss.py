@@ -91,7 +91,7 @@ def declare_elementwise_loss(k: Kernel) -> None:
         targets, pitch = f"x{offset}", k.layout.input_pitch
     else:
         pitch = k.layout.target_pitch
-        targets = f"{k.at('y')} + ({k.counter} & 1) * {d.columns * pitch}"
+        targets = f"{k.at('y')}{k.of_buffer(f'({k.counter} & 1)', d.columns * pitch)}"
     scaled = f", {k.type_of(last)}" + (", ScaledGradient" if p.scaled else "")
     w("Tally tallied = {0.0f, 0};")
     w(f"const OutputsLoss<Shape, {p.loss}, {pitch}, {d.outs(last - 1)}{scaled}> of_outputs = {{"
