@@ -24,6 +24,7 @@ from rawnn.model.workloads import workload
 from rawnn.opts import TOGGLES
 from rawnn.opts.precision_names import PRECISIONS
 from rawnn.opts.presets import PRESETS
+from rawnn.opts.select import check_text
 from rawnn.opts.user_kernel_toggles import is_op, toggle
 
 GPU_TIMER = {
@@ -131,6 +132,7 @@ def measure_workloads(harness: Harness, wanted: Sequence[WorkloadOpt], repeats: 
     """
     for _, opt in wanted:
         check_words(opt.split(","), f"--opt {opt}")
+        check_text(opt)
     configs = {pair: _config(*pair, _epochs(epochs, pair[0]), device, dataset) for pair in wanted}
     data = data or load_dataset(dataset, notify=harness.notify, stand_in=True)
     for config in configs.values():

@@ -22,6 +22,7 @@ from rawnn.cli.screen import say
 from rawnn.cli.tables import show
 from rawnn.cli.termination import as_by_ctrl_c
 from rawnn.engine.data_source import fitted
+from rawnn.opts.select import check_text
 
 
 @click.command(cls=Command)
@@ -41,6 +42,8 @@ def compare(config_file: str | None, rounds: int, json_file: str | None, **optio
     as none.
     """
     opts = options.pop("opt")
+    for opt in opts:
+        check_text(opt)
     with Harness(SUITE, json_file, notify=say,
                  progress=lambda done, total, rounds, last: say(
                      f"turn {done} of {total}: {last.partition(' ')[2]}")

@@ -191,6 +191,8 @@ def test_an_unknown_toggle_is_refused_before_anything_is_measured() -> None:
     assert "did you mean 'bf16'" in str(done.exception)
     done = invoke("workloads", *ONE, "--opt", "best,nosuch", "--dataset", "nowhere")
     assert "--opt best,nosuch: no toggle is called 'nosuch'" in str(done.exception)
+    done = invoke("workloads", *ONE, "--opt", "best,none", "--dataset", "nowhere")
+    assert "'best' and 'none' are presets" in str(done.exception)
 
 
 def test_every_case_is_a_command_with_its_own_help() -> None:

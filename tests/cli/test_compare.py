@@ -52,6 +52,16 @@ def test_an_unknown_toggle_is_refused() -> None:
     assert "did you mean 'fuse'" in str(done.exception)
 
 
+@pytest.mark.parametrize(("opt", "words"), [
+    ("fuze", "did you mean 'fuse'"), ("best,none", "'best' and 'none' are presets")])
+def test_no_data_are_read_for_toggles_that_nothing_can_run(
+        opt: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rawnn.cli.compare.fitted", None)
+    done = invoke("--opt", "best", "--opt", opt)
+    assert isinstance(done.exception, ConfigError)
+    assert words in str(done.exception)
+
+
 @pytest.mark.parametrize(("a", "b", "words"), [
     ([2.0, 2.01, 1.99, 2.0] * 2, [1.0, 1.01, 0.99, 1.0] * 2,
      "b is 2.000 times faster than a (95 % interval 1.9"),

@@ -33,8 +33,8 @@ TRAIN, EVALUATE = "train_members", "evaluate_members"
 FOLD_WORD, SCHEDULE_WORD, SETTINGS_WORD = 2, 3, 8
 """Where in a member's words its fold, schedule and settings stand: behind the seed, in two words
 (ptx/persistent/members.cuh)."""
-SHARED = ("images", "labels", "targets", "rows", "counts", "mean", "inverse_std", "active",
-          "members")
+SHARED_OPERANDS = ("images", "labels", "targets", "rows", "counts", "mean", "inverse_std", "active",
+                   "members")
 SCORES = ("train_loss", "validation_loss", "validation_score")
 """float64 [networks, epochs]: an epoch's column is the op's `offset`."""
 
@@ -93,7 +93,7 @@ def _of_member(t: SimpleNamespace, a: Attributes, member: int, fold: int) -> Sim
             found[role] = array[fold]
         elif role == "targets" and a["target_stride"]:
             found[role] = array[fold * a["target_stride"]:(fold + 1) * a["target_stride"]]
-        elif role in SHARED or role in SCORES:
+        elif role in SHARED_OPERANDS or role in SCORES:
             found[role] = array
         else:
             size = len(array) // int(a["networks"])
@@ -199,7 +199,7 @@ def _spec(op: Op) -> OpSpec:
     run = _train if op.kind == TRAIN else _evaluate
     outputs = op.attributes["outputs"]  # written, and never read
     reads = tuple(role for role in op.operands if role not in outputs)
-    trained = tuple(role for role in reads if role not in (*SHARED, "rates"))
+    trained = tuple(role for role in reads if role not in (*SHARED_OPERANDS, "rates"))
     written = (*(trained if op.kind == TRAIN else ()), *outputs)
 
     def reference(t: SimpleNamespace, a: Attributes) -> None:
