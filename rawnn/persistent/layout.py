@@ -28,6 +28,7 @@ from rawnn.persistent.sharding import (
     pitch,
     up,
 )
+from rawnn.persistent.streamed import MOST_OUTPUTS
 from rawnn.persistent.tiles import Tiling, global_state_tiling, update_tiling
 
 STATE = "state of the optimizer"
@@ -296,13 +297,13 @@ def _streamed_layout(schedule: Schedule, room: int) -> Layout:
     memory.take("last weights", TILE, "weights")
     memory.take("words", middle * steps * 2 * WARP, "weights in 16 bits")
     memory.take("last words", steps * 4 * WARP, "weights in 16 bits")
-    memory.take("biases", 16 * p.depth, "biases")
+    memory.take("biases", MOST_OUTPUTS * p.depth, "biases")
     for boundary in range(1, p.depth):
         memory.take(f"own a{boundary}", ceil(d.columns, 32) * TILE, "activations")
     for boundary in range(1, p.depth - 1 if p.bias else 2):
         memory.take(f"own z{boundary}", ceil(d.columns, 32) * TILE, "gradients")
     memory.take("logits", p.outputs * d.pitch, "outputs")
-    memory.take("gradient", 16 * d.pitch // 2, "gradients")
+    memory.take("gradient", MOST_OUTPUTS * d.pitch // 2, "gradients")
     memory.take("y", 2 * d.columns, "targets")
     memory.take("rows", 2 * d.columns, "numbers of examples")
     memory.take("copies", 4, "inputs")

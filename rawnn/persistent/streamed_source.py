@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from rawnn.persistent.layout import Layout, streamed_quads
 from rawnn.persistent.phases.loss import report
-from rawnn.persistent.phases.streamed import NET, WEIGHTS, fetch_ahead, stages
+from rawnn.persistent.phases.streamed import (
+    NET,
+    WEIGHTS,
+    fetch_ahead,
+    stages,
+    weights_of,
+    words_of,
+)
 from rawnn.persistent.source import KernelEmitter
 from rawnn.persistent.steps import emit_phases
+from rawnn.persistent.streamed import MOST_OUTPUTS
 from rawnn.persistent.writer import literal
 
 
@@ -113,8 +121,8 @@ class StreamedEmitter(KernelEmitter):
         p, w, places = self.p, self.w, self.layout.places
         for layer in range(p.depth):
             n, last = layer + 1, layer == p.depth - 1
-            name = "weights1" if n == 1 else "last weights" if last else "weights"
-            place = places[name] + ((n - 2) * p.layers[1] * 8 if 1 < n < p.depth else 0)
+            place = places["weights1"] if n == 1 else places["last weights"] if last else \
+                weights_of(self.layout, n)
             first, ends = literal(n == 1), f"rank, {p.layers[n]}, {literal(last)}"
             if load:
                 w(f"{WEIGHTS}::load_tiles<{first}>({place}, w{n}, ldw{n}, {ends});")
@@ -123,13 +131,14 @@ class StreamedEmitter(KernelEmitter):
                 if p.copies:
                     w(f"{WEIGHTS}::store_tiles<{first}>(c{n}, ldc{n}, {place}, {ends});")
             if p.bias:
-                bias, mine = f"biases[{16 * layer} + thread]", "rank * 8 + " * (not last)
+                bias = f"biases[{MOST_OUTPUTS * layer} + thread]"
+                mine = "rank * 8 + " * (not last)
                 limit = f"thread < {p.outputs if last else 8}" + " && rank == 0" * (
                     last and not load)
                 at = f"b{n}[{mine}thread]"
                 w(f"if ({limit}) {f'{bias} = {at}' if load else f'{at} = {bias}'};")
             if load and 1 < n < p.depth:
-                w(f"{WEIGHTS}::load_words<false>({places['words'] + (n - 2) * p.layers[1] * 4}, "
+                w(f"{WEIGHTS}::load_words<false>({words_of(self.layout, n)}, "
                   f"w{n}, ldw{n}, rank * 8, 0);")
             for second in range(2 if load and last else 0):
                 w(f"{WEIGHTS}::load_words<true>({places['last words']}, w{n}, ldw{n}, "

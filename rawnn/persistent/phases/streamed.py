@@ -13,11 +13,13 @@ from rawnn.model.activations import activation
 from rawnn.persistent.phases.phase import BETWEEN, OTHER_BLOCKS, TENSOR_CORES, Line, Phase
 from rawnn.persistent.phases.softmax import place_of_tallies
 from rawnn.persistent.sharding import STREAMED_WIDTH, Sharding, ceil
+from rawnn.persistent.streamed import MOST_OUTPUTS
 from rawnn.persistent.tiles import softmax_of
 
 if TYPE_CHECKING:
     from rawnn.persistent.cost import CostModel
     from rawnn.persistent.interpreter import Array, Block, Interpreter
+    from rawnn.persistent.layout import Layout
     from rawnn.persistent.writer import Kernel
 
 NET, WEIGHTS = "Net", "NetWeights"
@@ -60,6 +62,23 @@ def _gathered(place: str) -> str:
     return f"gathered + {place} * ({NET}::kBlocks * {NET}::kQuads)"
 
 
+def weights_of(layout: Layout, n: str | int) -> str:
+    """C++: where in shared memory the weights of layer `n` lie, between the first and the last."""
+    return f"{layout.places['weights']} + ({n} - 2) * " \
+           f"{layout.sharding.problem.layers[1] * STREAMED_WIDTH}"
+
+
+def words_of(layout: Layout, n: str | int) -> str:
+    """C++: likewise the rows of those weights that the block multiplies forward, two in a word."""
+    return f"{layout.places['words']} + ({n} - 2) * " \
+           f"{layout.sharding.problem.layers[1] * STREAMED_WIDTH // 2}"
+
+
+def biases_of(layout: Layout, n: str | int) -> str:
+    """C++: likewise the biases of layer `n`, any layer."""
+    return f"{layout.places['biases']} + ({n} - 1) * {MOST_OUTPUTS}"
+
+
 @dataclass(frozen=True)
 class Streamed(Phase):
     """What the phases share: the numbers of the templates."""
@@ -93,9 +112,6 @@ class Streamed(Phase):
         return costs.via_l2 + costs.via_l2_block * d.tp_size + nbytes / costs.via_l2_bytes
 
     # -- text --------------------------------------------------------------------------------------
-    def bias(self, k: Kernel, n: int) -> int:
-        return k.layout.places["biases"] + 16 * (n - 1)
-
     def claim_stamps(self, k: Kernel, of_layer: str = "") -> str:
         """C++: the stamps of the phase, whose numbers no later phase gets. In a loop over layers
         `of_layer` is added to those of the first."""
@@ -110,8 +126,8 @@ class Streamed(Phase):
         own_z = f"{places['own z1']} + ({n} - 2) * {size if p.bias else 0}"
         to = f"({n} > 2 ? {gathered_of(k.d, 'z', n, -1)} + rank * {NET}::kQuads : nullptr)" \
             if p.depth > 3 else "nullptr"
-        return f"{places['own a1']} + ({n} - 2) * {size}, {own_z}, {places['weights']} + " \
-               f"({n} - 2) * {p.layers[1] * STREAMED_WIDTH}, {to}, bit, rule"
+        return f"{places['own a1']} + ({n} - 2) * {size}, {own_z}, " \
+               f"{weights_of(k.layout, n)}, {to}, bit, rule"
 
     # -- meaning -----------------------------------------------------------------------------------
     def publish(self, run: Interpreter, block: Block, name: str, v: Array) -> None:
@@ -191,8 +207,8 @@ class FirstForward(Streamed):
         places = k.layout.places
         k.w(f"int {SCRATCH} = {places['scratch0']};")
         k.w(f"{NET}::first_forward(images, ldimages, {places['rows']} + (u & 1) * {k.d.columns}, "
-            f"{stage(k, 'u')}, {places['weights1']}, {self.bias(k, 1)}, {places['own a1']}, "
-            f"{gathered(k.d, 'a1')} + rank * {NET}::kQuads, bit, {SCRATCH}, "
+            f"{stage(k, 'u')}, {places['weights1']}, {biases_of(k.layout, 1)}, "
+            f"{places['own a1']}, {gathered(k.d, 'a1')} + rank * {NET}::kQuads, bit, {SCRATCH}, "
             f"{self.claim_stamps(k)});")
 
     def interpret(self, run: Interpreter, block: Block) -> None:
@@ -257,8 +273,8 @@ class Forward(Streamed):
         w(f"{SCRATCH} = {other(k)};")
         w(f"float4* const from = {gathered_of(k.d, 'a', 'n', -1)};")
         # In `gathers` the next layer's follows. Counted from `from`, which is in a register.
-        w(f"{NET}::forward(from, {places['words']} + (n - 2) * {k.p.layers[1] * 4}, "
-          f"{self.bias(k, 1)} + (n - 1) * 16, {places['own a1']} + (n - 1) * {size}, "
+        w(f"{NET}::forward(from, {words_of(k.layout, 'n')}, {biases_of(k.layout, 'n')}, "
+          f"{places['own a1']} + (n - 1) * {size}, "
           f"from + ({NET}::kBlocks + rank) * {NET}::kQuads, bit, {SCRATCH}, "
           f"{self.claim_stamps(k, f' + (n - 2) * {len(self.stamps(k.d))}')});")
         w("}")
@@ -293,20 +309,22 @@ class Last(Streamed):
         w("};")
         w(f"{SCRATCH} = {other(k)};")
         w(f"{NET}::last_layer({gathered(k.d, f'a{n - 1}')}, "
-          f"{places['last words']}, {self.bias(k, n)}, {places['logits']}, {places['gradient']}, "
+          f"{places['last words']}, {biases_of(k.layout, n)}, {places['logits']}, "
+          f"{places['gradient']}, "
           f"{SCRATCH}, {other(k)}, of_batch, {self.passed_back(k, str(n - 1))}, "
           f"{self.claim_stamps(k)});")
         if p.outputs > STREAMED_WIDTH:
             w(f"{SCRATCH} = {other(k)};")
         w(f"if (warp_index() == {d.warps - 1}) {{")
         w(f"{NET}::update_last({gradient}, {own}, "
-          f"{NET}::at_as<float4>({places['last weights']}), {NET}::at({self.bias(k, n)}), "
+          f"{NET}::at_as<float4>({places['last weights']}), {NET}::at({biases_of(k.layout, n)}), "
           f"sent_last, rank, changed, rule);")
         w("}")
         if p.bias:
             w(f"if (warp_index() == {d.warps - 2}) {{")
             w(f"{NET}::update_biases_below({gradient}, {NET}::at_as<const uint4>("
-              f"{places['last words']}), rank, {own}, {NET}::at({self.bias(k, n - 1)}), rule);")
+              f"{places['last words']}), rank, {own}, {NET}::at({biases_of(k.layout, n - 1)}), "
+              f"rule);")
             w("}")
         if k.layout.traced:
             w(f"stamps.stamp(u, {k.stamped[True] - 1});")
@@ -382,7 +400,7 @@ class UpdateFirst(Streamed):
             w(f"stamps.stamp(u, {k.stamped[True] - 3});")
         for n in range(1, p.depth - 1) if p.bias else ():
             w(f"if (warp_index() == {d.warps - n}) {NET}::update_biases({NET}::at_as<const float4>("
-              f"{places[f'own z{n}']}), {NET}::at({self.bias(k, n)}), rule);")
+              f"{places[f'own z{n}']}), {NET}::at({biases_of(k.layout, n)}), rule);")
         w(f"{NET}::update_first(images, ldimages, {places['rows']} + (u & 1) * {d.columns}, "
           f"{stage(k, 'u')}, {places['own z1']}, {places['weights1']}, rule, {stamped});")
         if stages(k) == 1:
