@@ -16,8 +16,8 @@ from rawnn.data import Dataset
 from rawnn.many.members import Rows
 
 _SHUFFLES = 2**32 - 2
-"""The epoch whose order shuffles the rows of the first repeat, counted down for others: no run gets
-that far, and the one above splits data into training and test part."""
+"""The epoch whose random order shuffles the rows of the first repeat; each further repeat takes the
+epoch before. No run gets that far. The epoch behind it splits data into training and test part."""
 
 
 @dataclass(frozen=True, eq=False)

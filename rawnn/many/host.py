@@ -33,7 +33,7 @@ WORTH_SECONDS = 4.0
 """Seconds of training of a run below which no processes are started: each takes about one to be
 ready."""
 _STEP_SECONDS, _FLOP_SECONDS = 1.5e-4, 1e-10
-"""Of a step on one core, about: what it costs however small, and a floating-point operation."""
+"""Seconds on one core, about: of a step, however small it is, and of a floating-point operation."""
 
 
 def core_count() -> int:

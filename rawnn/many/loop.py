@@ -32,8 +32,8 @@ CHUNK_SECONDS = 0.5
 """About how long epochs that need no decision run before they are reported: short enough for Ctrl-C
 and for a line on the screen."""
 CHUNK_EPOCHS = 256
-"""At most, whatever they take: a stream holds some 1,024 launches, and the host must not wait for
-one group before it has given the next its epochs."""
+"""Epochs of a chunk at most, however short they are. A stream holds about 1,024 launches; with more
+the host would wait for one group before the next has its epochs."""
 
 
 @dataclass(frozen=True)

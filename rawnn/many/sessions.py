@@ -31,8 +31,8 @@ from rawnn.many.residents import Resident, release_another
 SESSION_BYTES = 256 << 20
 """Memory that sessions of one process may take on the host."""
 SIDE_BY_SIDE = 4
-"""Members that train at once on a GPU, at most: a step's kernels of more seldom find a
-multiprocessor free, and each has its own copy of the data set."""
+"""Members that train at once on a GPU, at most. The kernels of a further one would seldom find a
+multiprocessor free, and each member has its own copy of the data set."""
 USED_MEMORY, IDLE_MEMORY = 0.9, 0.25
 """Parts of a GPU's free memory: for sessions that train at once, and for those that stay open."""
 MOST_IDLE = 32

@@ -16,8 +16,8 @@ from rawnn.engine.machine import Opened
 from rawnn.many.members import Arrays, Group, MemberTrainer, Rows, Scores, as_slice
 
 UNEVEN = 1.1
-"""Members move once a share has so many times its part: fewer blocks than run at once end no
-sooner."""
+"""Members move to other shares once one has more than so many times an equal part. A smaller excess
+costs no time: blocks that do not fill a GPU end no sooner if they are fewer."""
 Make = Callable[[Group, Opened, Callable[[str], None], int], MemberTrainer]
 """Makes the trainer of a group on a device, chosen for so many members at once."""
 Kind = tuple[str, str]

@@ -31,10 +31,11 @@ GEMM_BYTES_PER_US, SEPARATE_BYTES_PER_US = 3.3e6, 2.0e6
 SEPARATE_US = 3.0
 """Microseconds by which a separate kernel delays a step besides its bytes."""
 UPDATE_FACTOR = 0.5
-"""Of the time of a separate update, what a step is longer: it overlaps with the backward pass."""
+"""The part of a separate update's time by which a step is longer: the rest overlaps with the
+backward pass."""
 OWN_16_BIT = 0.75
-"""Of the time that the model of `mma` predicts for a large GEMM of 16-bit operands, what it
-takes."""
+"""The part of the time that the model of `mma` predicts in which its kernels compute a large GEMM of
+16-bit operands."""
 LATE_US = 1.5
 """Microseconds by which a GEMM of cuBLASLt is late: it does not start before its predecessor ends
 (`pdl`)."""
@@ -47,12 +48,12 @@ CUBLAS_TILES = ((128, 256, 1.0), (256, 128, 1.0), (128, 128, 0.85), (64, 128, 0.
 WAVE_CYCLES = 6100.0
 """Cycles of a wave of tiles besides its multiplications."""
 SLICES, SLICE_CYCLES, MIN_SLICE = (1, 2, 4), {4: 1800.0, 2: 0.0}, 256
-"""Slices into which cuBLASLt cuts the inner dimension, the cycles that each adds, by bytes of an
-operand's element, and its least length."""
+"""Numbers of slices into which cuBLASLt cuts the inner dimension; cycles that each slice adds, by
+bytes of an operand's element; and its least length."""
 MIN_EXTENT = 128
 """Least extent of a GEMM that the model is for."""
 MARGIN = 0.92
-"""Of the time of `mma`, what cuBLASLt may take at most."""
+"""A GEMM is cuBLASLt's if less than this part of `mma`'s time is expected of it there."""
 LOAD_US = 0.9e6
 """Microseconds to load cuBLASLt and to choose its algorithms: 0.87 s on an H200 if the system has
 none of its files in memory, else about 0.2 s. It is not known which of the two a run will meet; by
