@@ -34,7 +34,7 @@ UPDATE_FACTOR = 0.5
 """The part of a separate update's time by which a step is longer: the rest overlaps with the
 backward pass."""
 OWN_16_BIT = 0.75
-"""The part of the time that the model of `mma` predicts in which its kernels compute a large GEMM of
+"""The part of the time predicted by the model of `mma` that its kernels take for a large GEMM of
 16-bit operands."""
 LATE_US = 1.5
 """Microseconds by which a GEMM of cuBLASLt is late: it does not start before its predecessor ends
