@@ -31,6 +31,7 @@ def test_a_simulated_gpu_is_the_known_one_of_its_architecture(capability: tuple[
     assert found == machine_of(device).target
     same = replace(found, name=named.name, at_once=named.at_once, clock=named.clock)
     assert same == named
+    assert device.attribute("CLUSTER_LAUNCH") == named.has("clusters")
     sizes = {1, 2, 4, 8, 16} if capability >= (9, 0) else {1}
     assert set(found.at_once) == sizes
     assert found.at_once[1] == found.multiprocessors

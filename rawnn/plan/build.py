@@ -155,9 +155,8 @@ class Builder:
         saved = "a" if network.activation_spec.saves == "output" else "z"
         for layer in range(1, depth + 1):
             width = (self.batch, network.layers[layer])
-            gradients = {f"dz{layer}": width, f"dw{layer}": network.weight(layer).shape}
-            if layer < depth:
-                gradients[f"da{layer}"] = width
+            gradients = {f"dz{layer}": width, f"dw{layer}": network.weight(layer).shape,
+                         f"da{layer}": width}  # of the last layer unused, and dropped
             if network.bias:
                 gradients[f"db{layer}"] = network.bias_of(layer).shape
             self.add(Role.GRADIENT, "float32", **gradients)

@@ -20,10 +20,10 @@ from rawnn.persistent.phases.learning_rate import LoadRate
 from rawnn.persistent.phases.overflow import OVERFLOW
 from rawnn.persistent.phases.phase import Barrier, Phase
 from rawnn.persistent.schedule import Schedule, build, with_barriers
-from rawnn.persistent.sharding import Sharding
+from rawnn.persistent.sharding import L2, Sharding
 from rawnn.persistent.stamps import stamps
 from tests.persistent.hazards import hazards
-from tests.persistent.problems import HOPPER
+from tests.persistent.problems import HOPPER, problem
 from tests.persistent.sampling import sampled
 
 SEEDS = range(120)
@@ -164,3 +164,13 @@ def test_tilings_of_the_layout_are_those_of_the_schedule(seed: int) -> None:
             layer = found.layers[phase.layer]
             assert phase.tiling(d) == (
                 layer.forward if phase.kind == "forward" else layer.backward)
+
+
+@pytest.mark.parametrize(("inputs", "split"), [(64, 1), (600, 4), (1500, 8)])
+def test_a_reduction_waits_for_a_gemm_whose_parts_lie_in_the_same_scratch_memory(
+        inputs: int, split: int) -> None:
+    d = Sharding(problem((inputs, 10), 8), 9, 1, 256, "SF", transport=L2)
+    schedule = build(d)
+    gemm, exchange = schedule.gemms[0], schedule.exchanges[0]
+    assert (gemm.tiling(d).split, exchange.teams(d)) == (split, 2)
+    assert exchange.scratch_busy == ("scratch" in gemm.writes(d)) == (split > 1)

@@ -8,6 +8,7 @@ from itertools import pairwise, product
 
 import pytest
 
+from rawnn.model.optimizers import OPTIMIZER_SPECS, Optimizer
 from rawnn.persistent.choose import priced
 from rawnn.persistent.layout import RULE_BYTES, Layout, layout_of
 from rawnn.persistent.phases.gradient_all_reduce import ALL, SHARE
@@ -29,6 +30,7 @@ from rawnn.persistent.sharding import (
     output_boundaries,
     pitch,
 )
+from rawnn.persistent.spelling import exactly, parse_sharding, sharding_of
 from rawnn.persistent.tiles import softmax_floats, softmax_of
 from tests.persistent.problems import HOPPER, VARIETY, problem
 from tests.persistent.sampling import sampled
@@ -179,3 +181,24 @@ def test_clusters_share_sums_where_each_would_take_in_much() -> None:
     assert is_summed_by_all(8, 7_000, 1)
     assert not is_summed_by_all(8, 7_000, 2)
     assert not is_summed_by_all(16, 6_000, 0)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.01])
+@pytest.mark.parametrize("flag", [False, True])
+@pytest.mark.parametrize("name", OPTIMIZER_SPECS)
+def test_weights_decay_where_the_optimizer_says_so(name: str, flag: bool, decay: float) -> None:
+    settings = {key: flag for key, value in OPTIMIZER_SPECS[name].settings.items()
+                if isinstance(value, bool)}
+    if "momentum" in OPTIMIZER_SPECS[name].settings:
+        settings["momentum"] = 0.9
+    found = problem(optimizer=Optimizer(name, 0.01, {"decay": decay, **settings}))
+    assert found.decays == (decay > 0)
+
+
+@pytest.mark.parametrize("text", [
+    "1x1:256:FFFF", "4x8:256:FSFG", "2x3@l2:384:SFGF:1", "2x2:256:FSFF:2", "1x1:256x1:FFFF",
+    "1x1:128x3:FFFF:2", "4x1:256x1:FGSF:3"])
+def test_the_sharding_of_a_text_has_all_that_it_names(text: str) -> None:
+    found = exactly(problem((40, 26, 21, 10), 27), HOPPER, *parse_sharding(text) or ()).sharding
+    assert found.text == text.removesuffix(":1")
+    assert found == sharding_of(found.problem, text)

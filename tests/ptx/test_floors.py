@@ -12,8 +12,9 @@ from rawnn.common.errors import MissingLibrary
 from rawnn.common.target import KNOWN
 from rawnn.cuda.compiling.compile import compile_source
 from rawnn.cuda.compiling.resources import resource_usage, spills
+from rawnn.cuda.compiling.signature import find_kernel, parse_kernels
 from rawnn.cuda.nvrtc import Nvrtc
-from rawnn.ptx.limits.microbenchmarks import MOST_BLOCKS, PROBES, THREADS
+from rawnn.ptx.limits.microbenchmarks import MOST_BLOCKS, PROBES, THREADS, Probe
 from tests import requires
 from tests.ptx.emulator import floors as emulator_floors
 from tests.ptx.emulator.emulator import EmulatedLibrary
@@ -56,6 +57,16 @@ def test_every_instance_compiles_where_it_can_run(target: object) -> None:
             assert spilled[name] == (0, 0), probe
             blocks = 1 if probe.specific else MOST_BLOCKS
             assert used[name].registers * THREADS * blocks <= 65536, probe
+
+
+@pytest.mark.parametrize("probe", PROBES, ids=lambda probe: probe.expression)
+def test_a_kernel_writes_what_its_meaning_writes(probe: Probe) -> None:
+    kernels = parse_kernels(ptx.source_path(probe.source).read_text())
+    pointers = {p.name: p.const for p in find_kernel(kernels, probe.expression).parameters
+                if p.pointer}
+    meaning = probe.meaning
+    assert set(pointers) == {*meaning.reads, *meaning.writes} == set(meaning.shapes)
+    assert {name for name, const in pointers.items() if not const} == set(meaning.writes)
 
 
 def test_every_kernel_of_the_sources_is_a_probe() -> None:

@@ -14,15 +14,13 @@ from rawnn.engine.runners.arguments import kernel_arguments
 from rawnn.graphs.unrolling import graph_plans
 from rawnn.model.layers import Network
 from rawnn.opts import select
-from rawnn.plan.op import OPS, Op
+from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
 from rawnn.ptx.instance_text import with_instance_text
 from rawnn.ptx.kernel_registry import EACH, NEUTRAL, SPREAD, Key
 from rawnn.ptx.kernels import KERNELS, kernel_for
 from tests.catalogue import cases
-from tests.engine import CAPABLE, LADDER, measuring_plan, step_plan
-
-SHAPES = [(784, 10), (29, 18, 7)]
+from tests.engine import CAPABLE, measuring_plan, step_plan
 
 
 def signature_of(op: Op, plan: Plan) -> KernelSignature:
@@ -52,14 +50,17 @@ def arguments_of(op: Op, plan: Plan, signature: KernelSignature) -> dict[str, Va
 
 @pytest.mark.parametrize("key", sorted(KERNELS), ids="/".join)
 def test_every_argument_of_every_kernel_has_a_value(key: Key) -> None:
-    """The pointers are the op's operands, and every number comes from the op or its sizes: without
-    it, the launch is refused."""
+    """The pointers are the op's operands, constant where it does not write them, and every number
+    comes from the op or its sizes: without it, the launch is refused."""
     for case in cases()[key]:
         op, plan = case.op, case.plan
         signature = signature_of(op, plan)
         values = arguments_of(op, plan, signature)
         pointers = {p.name for p in signature.parameters if p.pointer}
         assert set(op.operands) == {p for p in pointers if values[p]}, op
+        operands = {*op.spec.reads, *op.spec.writes} & pointers
+        constant = {p.name for p in signature.parameters if p.pointer and p.const}
+        assert operands & constant == operands - {*op.spec.writes}, op
         numbers = {k: v for k, v in op.attributes.items() if k in values and k not in pointers}
         assert numbers == {name: values[name] for name in numbers}, op
     for name in numbers:
@@ -97,21 +98,10 @@ def test_a_number_that_the_kernel_does_not_take_is_refused(name: str) -> None:
         arguments_of(other, plan, poorer)
 
 
-@pytest.mark.parametrize("layers", SHAPES)
-@pytest.mark.parametrize("opt", LADDER)
-def test_constness_in_the_source_agrees_with_reads_and_writes(
-    opt: str, layers: tuple[int, ...]
-) -> None:
-    for op, plan in kernel_ops(opt, layers):
-        constant = {p.name for p in signature_of(op, plan).parameters if p.pointer and p.const}
-        for operand in op.operands:
-            assert (operand in constant) == (operand not in OPS[op.kind].writes), (op, operand)
-
-
-@pytest.mark.parametrize("layers", SHAPES)
-@pytest.mark.parametrize("opt", LADDER)
-def test_geometry_is_within_the_limits_of_every_gpu(opt: str, layers: tuple[int, ...]) -> None:
-    for op, plan in kernel_ops(opt, layers):
+@pytest.mark.parametrize("key", sorted(KERNELS), ids="/".join)
+def test_geometry_is_within_the_limits_of_every_gpu(key: Key) -> None:
+    for case in cases()[key]:
+        op, plan = case.op, case.plan
         impl = kernel_for(op)
         grid, block = impl.geometry(impl.scalars(op, plan))
         assert all(g >= 1 for g in grid)
@@ -120,6 +110,15 @@ def test_geometry_is_within_the_limits_of_every_gpu(opt: str, layers: tuple[int,
         threads = block[0] * block[1] * block[2]
         assert 1 <= threads <= 1024
         assert set(impl.shapes) >= set(op.operands)
+
+
+@pytest.mark.parametrize(("batch", "features", "itemsize", "outputs", "blocks"), [
+    (256, 784, 1, 0, 50), (128, 784, 4, 0, 99),  # 49 pieces of 16 bytes and a label; 196 and one
+    (256, 784, 1, 10, 53), (1, 1, 1, 0, 1), (256, 17, 1, 1, 4)])
+def test_a_gather_has_a_thread_for_each_piece_of_a_row(
+        batch: int, features: int, itemsize: int, outputs: int, blocks: int) -> None:
+    sizes = {"batch": batch, "features": features, "itemsize_x": itemsize, "outputs": outputs}
+    assert KERNELS[Key("gather", "naive")].geometry(sizes) == ((blocks, 1, 1), (256, 1, 1))
 
 
 @pytest.mark.parametrize(("key", "wide"), [

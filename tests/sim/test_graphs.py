@@ -97,6 +97,22 @@ def test_while_node_goes_round_until_its_handle_is_zero(device: Device, graph: G
     assert (read(device, w) == -8).all()
 
 
+@pytest.mark.parametrize(("end", "is_refused"), [(7, False), (9, True)])
+def test_as_many_rounds_as_are_allowed(device: Device, graph: Graph,
+                                       monkeypatch: pytest.MonkeyPatch, end: int,
+                                       is_refused: bool) -> None:
+    """Two steps a round: four rounds to step 7, five to step 9."""
+    monkeypatch.setattr(graphs, "MOST_ITERATIONS", 4)
+    w, dw, cursor = vector(device, 0.0), vector(device, 1.0), vector(device, count=1)
+    looping(device, graph, end, cursor, w, dw)
+    if is_refused:
+        with pytest.raises(SimulationError, match="has gone round 4 times"):
+            run(device, graph)
+    else:
+        run(device, graph)
+        assert (read(device, w) == -4).all()
+
+
 def test_while_node_that_never_ends(device: Device, graph: Graph,
                                     monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "MOST_ITERATIONS", 20)

@@ -112,6 +112,27 @@ def test_no_workspace_where_none_is_allowed_or_k_is_not_split(device: Device) ->
         context.close()
 
 
+@pytest.mark.parametrize(("k", "limit", "requested", "workspaces"), [
+    (512, 32 << 10, 1, [32 << 10]), (512, 32 << 10, 2, [32 << 10, 0]),
+    (512, 32 << 10, 9, [32 << 10, 0]), (512, (32 << 10) - 1, 9, [0]), (511, 32 << 10, 9, [0])])
+def test_a_heuristic_has_at_most_as_many_results_as_are_asked_for(
+        device: Device, k: int, limit: int, requested: int, workspaces: list[int]) -> None:
+    api = device.backend.cublaslt()
+    handle, desc = api.cublasLtCreate()[1], api.cublasLtMatmulDescCreate("32F", "R_32F")[1]
+    wishes = api.cublasLtMatmulPreferenceCreate()[1]
+    assert api.cublasLtMatmulPreferenceSetAttribute(wishes, "MAX_WORKSPACE_BYTES", limit) == (0,)
+    a, b, c = (api.cublasLtMatrixLayoutCreate("R_32F", rows, cols, rows)[1]
+               for rows, cols in ((4, k), (k, 4), (4, 4)))
+    code, found = api.cublasLtMatmulAlgoGetHeuristic(handle, desc, a, b, c, c, wishes, requested)
+    assert code == 0
+    assert [each.workspace_bytes for each in found] == workspaces
+    for layout in (a, b, c):
+        api.cublasLtMatrixLayoutDestroy(layout)
+    api.cublasLtMatmulPreferenceDestroy(wishes)
+    api.cublasLtMatmulDescDestroy(desc)
+    api.cublasLtDestroy(handle)
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("ordered", [True, False])
 def test_products_at_once_need_a_workspace_each(seed: int, ordered: bool) -> None:

@@ -18,7 +18,7 @@ from rawnn.engine.runners.lowering import Lowering
 from rawnn.graphs import Graph
 from rawnn.sim import Fault, Faults, Race, Simulation, SimulationError
 from rawnn.sim.codes import CODES
-from rawnn.sim.nccl import SimNccl
+from rawnn.sim.nccl import ABORTED, SimNccl
 from tests.together import Waiting, all_fine, together
 
 
@@ -277,6 +277,39 @@ def test_windows_of_different_sizes_are_reported() -> None:
     for error in ranks(2, act):
         assert "a window of 512 bytes" in str(error)
         assert "a window of 513 bytes" in str(error)
+
+
+@pytest.mark.parametrize(("more", "code"), [(0, 0), (1, 1)])
+def test_all_memory_that_is_free_can_be_allocated(more: int, code: int) -> None:
+    def act(rank: Rank, number: int) -> int:
+        memory = rank.simulation.memory
+        memory.total = memory.used + 512
+        found, address = rank.context.api.ncclMemAlloc(512 + more)
+        if not found:
+            rank.context.api.ncclMemFree(address)
+        return int(found)
+
+    assert all_fine(ranks(1, act)) == [code]
+
+
+def test_a_rank_that_is_aborted_while_it_waits_says_so() -> None:
+    is_over = threading.Event()
+
+    def act(rank: Rank, number: int) -> None:
+        if number:
+            assert is_over.wait(10)
+            return
+        timer = threading.Timer(0.1, rank.context.abort)
+        timer.start()
+        try:
+            rank.reduce(rank.buffer([1.0]), 1)
+            rank.stream.synchronize()
+        finally:
+            is_over.set()
+            timer.join()
+
+    first, _ = ranks(2, act)
+    assert f"rank 0 {ABORTED} while it waited in" in str(first)
 
 
 def test_buffers_at_different_places_of_a_window_are_reported() -> None:
