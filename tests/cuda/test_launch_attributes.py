@@ -10,6 +10,7 @@ from rawnn.cuda.compiling.signature import parse_kernels
 from rawnn.cuda.device import Device
 from rawnn.cuda.errors import CallFailed
 from rawnn.cuda.launch import Arguments, KernelLaunch
+from rawnn.cuda.stream import OrderingEvent
 from rawnn.graphs import Graph
 from rawnn.sim import Fault, Race, Simulation
 from tests.sim.work import plus_one, read, register_plus_one, vector
@@ -229,12 +230,22 @@ def test_what_comes_two_kernels_before_is_ordered_only_if_the_one_between_waits(
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_behind_a_fill_or_an_event_the_attribute_means_nothing(seed: int) -> None:
+@pytest.mark.parametrize("between", ["a fill", "a record", "a wait"])
+def test_behind_a_fill_or_an_event_the_attribute_means_nothing(seed: int, between: str) -> None:
     device = opened(seed)
-    x, y = vector(device, 1.0), vector(device)
-    device.fill(x, 0, 32, "a vector")
-    launch(device, "plain", x, y, programmatic=True).run(0)
-    assert (read(device, y) == 1).all()
+    x, y, z, other = (vector(device, 1.0) for _ in range(4))
+    event = OrderingEvent(device.driver)
+    event.record(device.stream)
+    launch(device, "both", x, y).run(0)
+    if between == "a fill":
+        device.fill(other, 0, 32, "a vector")
+    elif between == "a record":
+        event.record(device.stream)
+    else:
+        device.stream.wait_for(event)
+    launch(device, "plain", y, z, programmatic=True).run(0)
+    assert (read(device, z) == 3).all()
+    event.close()
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -51,6 +51,16 @@ def test_what_is_copied_to_page_locked_memory_is_there_once_waited_for(device: D
     pinned.close()
 
 
+def test_page_locked_memory_is_freed_behind_all_work(device: Device, sim: Simulation) -> None:
+    buffer, address = PinnedBuffer(device.driver, 32, "staging"), vector(device)
+    buffer.array((8,), np.float32)[:] = 3.0
+    device.driver.cuMemcpyHtoDAsync(address, buffer.address, 32, device.stream.handle)
+    assert sim.scheduler.pending
+    buffer.close()
+    assert not sim.scheduler.pending
+    assert (read(device, address) == 3.0).all()
+
+
 def test_a_copy_across_the_end_of_page_locked_memory(device: Device) -> None:
     buffer = PinnedBuffer(device.driver, 32, "staging")
     with pytest.raises(SimulationError, match="reaches past page-locked memory of 32 bytes"):

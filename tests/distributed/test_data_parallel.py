@@ -20,6 +20,7 @@ from rawnn.graphs.unrolling import graph_plans
 from rawnn.model.layers import Network
 from rawnn.model.optimizers import Optimizer
 from rawnn.opts import select
+from rawnn.opts.precision import steps_a_parameter
 from rawnn.plan.recipe import Recipe
 from rawnn.plan.tensor import Role
 from rawnn.sim import Simulation
@@ -254,6 +255,8 @@ def test_the_last_large_gradient_is_summed_in_halves(
               f"fc3.weight{copy}/part:1.all_gather"]
     places = {op.name: i for i, op in enumerate(plan.ops)}
     assert sorted(wanted, key=lambda name: places[name]) == wanted
+    streams = [op.attributes["stream"] for op in plan.ops if steps_a_parameter(op)]
+    assert len({*streams}) == len(streams)  # of random numbers, by which each half is rounded
     for number in (0, 1):
         update, = (op for op in plan.ops if op.name == f"fc3.weight.{optimizer.name}:{number}")
         rows = plan[update.operands["w"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from inspect import signature
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,11 @@ from rawnn.cuda.compiling.signature import parse_kernels
 from rawnn.cuda.device import Device
 from rawnn.cuda.launch import Arguments, KernelLaunch
 from rawnn.engine.runners import lowering
+from rawnn.engine.runners.lowering import Lowering
+from rawnn.model.layers import Network
+from rawnn.plan.build import training_step
 from rawnn.plan.op import OPS
+from rawnn.plan.recipe import DataSpec, Recipe
 from rawnn.ptx.instance_text import with_instance_text
 from rawnn.ptx.kernel_registry import Key
 from rawnn.ptx.kernels import KERNELS
@@ -37,6 +42,22 @@ def test_pointers_are_const_exactly_where_the_op_only_reads(key: Key) -> None:
     for pointer in pointers:
         assert pointer.const == (pointer.name not in OPS[key.kind].writes), pointer.name
         assert pointer.name in impl.shapes
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5])
+def test_a_product_that_accumulates_reads_its_output(device: Device, beta: float) -> None:
+    plan = training_step(Network((8, 8)), Recipe(8), DataSpec(64))
+    (op, *_) = plan.find(kind="matmul")
+    op = replace(op, attributes={**op.attributes, "beta": beta})
+    addresses = {name: vector(device, 1.0 if name != op.operands["c"] else None, count=64)
+                 for name in op.operands.values()}
+    (command,) = Lowering(device).commands(op, plan, addresses, {})
+    command.run(0)
+    if beta:
+        with pytest.raises(SimulationError, match="operand 'c' is read before it was"):
+            device.stream.synchronize()
+    else:
+        device.stream.synchronize()
 
 
 def test_swapped_arguments_are_seen_in_the_packing(device: Device) -> None:
