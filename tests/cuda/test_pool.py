@@ -247,6 +247,16 @@ def busy(device: Device, stream: Stream, address: int, count: int = 1) -> None:
         relu(device, z, address, stream=stream).run(0)
 
 
+def test_the_stream_of_a_block_is_no_other_user_of_it(pool: Pool, device: Device,
+                                                      sim: Simulation) -> None:
+    first = pool.allocate(512, "first")
+    pool.used_on(first, device.stream)
+    records = sim.faults.count("cuEventRecord")
+    pool.free(first)
+    assert sim.faults.count("cuEventRecord") == records
+    assert pool.allocate(512, "again").address == first.address
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_the_same_stream_reuses_at_once(seed: int) -> None:
     device = Device(Simulation(seed).backend())

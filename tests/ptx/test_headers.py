@@ -10,6 +10,7 @@ import pytest
 from rawnn.common.errors import MissingLibrary
 from rawnn.cuda import library_folders
 from rawnn.cuda.compiling import headers
+from rawnn.cuda.compiling.host_headers import is_of_the_host
 from tests import requires
 
 REPOSITORY = Path(__file__).parents[2]
@@ -222,3 +223,22 @@ def test_import_is_light():
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+STANDARD = """
+algorithm any array atomic barrier bit bitset cassert cctype cerrno cfenv cfloat charconv chrono
+cinttypes climits clocale cmath codecvt compare complex concepts condition_variable coroutine
+csetjmp csignal cstdarg cstddef cstdint cstdio cstdlib cstring ctime cuchar cwchar cwctype deque
+exception execution expected filesystem format forward_list fstream functional future
+initializer_list iomanip ios iosfwd iostream istream iterator latch limits list locale map mdspan
+memory memory_resource mutex new numbers numeric optional ostream print queue random ranges ratio
+regex scoped_allocator semaphore set shared_mutex source_location span sstream stack stdexcept
+stop_token streambuf string string_view strstream syncstream system_error thread tuple type_traits
+typeindex typeinfo unordered_map unordered_set utility valarray variant vector version
+"""
+
+
+@pytest.mark.parametrize("header", STANDARD.split())
+def test_each_header_of_the_standard_library_is_left_out_or_has_a_replacement(header):
+    """NVRTC has none of them; all of C++20, and what of C++23 compilers have had for long."""
+    assert is_of_the_host(header) != (headers.HOST_HEADERS / header).is_file()

@@ -5,11 +5,13 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 
 _NAMES = """
-any cctype cerrno cinttypes clocale codecvt condition_variable csetjmp csignal cstdarg ctime cwchar
-cwctype deque exception execution filesystem forward_list fstream future iomanip ios iosfwd iostream
-istream list locale map mutex new ostream queue random regex set shared_mutex sstream stack
-stdexcept streambuf string string_view strstream syncstream system_error thread typeindex typeinfo
-unordered_map unordered_set vector version
+any barrier cctype cerrno cfenv charconv cinttypes clocale codecvt compare condition_variable
+coroutine csetjmp csignal cstdarg ctime cuchar cwchar cwctype deque exception execution expected
+filesystem format forward_list fstream future iomanip ios iosfwd iostream istream latch list locale
+map mdspan memory_resource mutex new numbers ostream print queue random ranges regex
+scoped_allocator semaphore set shared_mutex source_location sstream stack stdexcept stop_token
+streambuf string string_view strstream syncstream system_error thread typeindex typeinfo
+unordered_map unordered_set valarray vector version
 conio.h ctype.h direct.h dirent.h dlfcn.h errno.h execinfo.h fcntl.h getopt.h intrin.h inttypes.h
 io.h locale.h malloc.h memory.h poll.h process.h pthread.h sched.h semaphore.h setjmp.h signal.h
 stdarg.h strings.h tchar.h time.h unistd.h wchar.h windows.h Windows.h sys/* netinet/* arpa/*
