@@ -201,8 +201,7 @@ def sensitivity(expected: Values, perturbed: Values, by: float) -> float:
         return 0.0
     with np.errstate(all="ignore"):
         moved = np.abs(perturbed - expected) / by
-    moved = moved[np.isfinite(moved)].astype(np.float64)  # a reference may return float16
-    return float(np.sqrt(np.mean(moved ** 2))) if moved.size else 0.0
+    return _finite_rms(moved.astype(np.float64))  # a reference may return float16
 
 
 def is_nothing(values: Values) -> float:
@@ -211,5 +210,10 @@ def is_nothing(values: Values) -> float:
         return 0.0
     with np.errstate(all="ignore"):
         size = np.abs(values.astype(np.complex128 if values.dtype.kind == "c" else np.float64))
-    size = size[np.isfinite(size)]
-    return _NOTHING * float(np.sqrt(np.mean(size ** 2))) if size.size else 0.0
+    return _NOTHING * _finite_rms(size)
+
+
+def _finite_rms(size: Values) -> float:
+    """The root mean square of what is finite; 0 of nothing."""
+    finite = size[np.isfinite(size)]
+    return _norm(finite) / math.sqrt(max(finite.size, 1))

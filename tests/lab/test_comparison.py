@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+import rawnn
 from rawnn.common.errors import ConfigError
 from rawnn.common.tolerances import TENSOR_CORE
-from rawnn.lab.comparison import allowed, compare, sensitivity, type_name
+from rawnn.lab import simulated
+from rawnn.lab.comparison import allowed, compare, is_nothing, sensitivity, type_name
+from rawnn.sim import register
+from rawnn.sim.kernel_references import forget
 
 EXACT = np.array([1.0, -2.0, 3.0, 4.0])
 
@@ -141,6 +146,46 @@ def test_how_large_terms_are() -> None:
     nudged = x * (1 + 2.0**-20 * np.random.default_rng(1).choice([-1, 1], x.shape))
     assert sensitivity(x.sum(1), nudged.sum(1), 2.0**-20) == pytest.approx(20, rel=0.2)
     assert sensitivity(np.array([1]), np.array([1]), 2.0**-20) == 0
+
+
+SIZES = [(dtype, power) for dtype, powers in {
+    "float16": (-3, 0, 4), "float32": (-30, 0, 38), "float64": (-200, 0, 160, 300),
+    "complex64": (-30, 0, 30), "complex128": (-200, 0, 200)}.items() for power in powers]
+
+
+@pytest.mark.parametrize(("dtype", "power"), SIZES)
+def test_the_size_of_terms_and_of_nothing_is_that_of_what_is_finite(dtype: str, power: int) -> None:
+    """Also where squares are none of the dtype, or of float64."""
+    values = np.array([3.0, -4.0, 0.0, 5.0] * 4) * 10.0 ** (power - 1)
+    wanted = math.sqrt(12.5) * 10.0 ** (power - 1)
+    given = np.append(values, [np.nan, np.inf, -np.inf]).astype(dtype)
+    assert is_nothing(given) == pytest.approx(1e-12 * wanted, rel=1e-2)
+    kind = np.complex128 if dtype.startswith("c") else np.float64
+    moved = given.astype(kind) + np.append(values, [0, 0, 0]) * 2.0**-20
+    assert sensitivity(given.astype(kind), moved, 2.0**-20) == pytest.approx(wanted, rel=1e-2)
+
+
+def test_nothing_of_what_has_no_size() -> None:
+    for given in (np.array([np.nan, np.inf]), np.zeros(0), np.zeros(3), np.arange(5),
+                  np.ones(3, bool), np.ones(2, [("a", "f4")])):
+        assert is_nothing(given) == 0
+
+
+@pytest.mark.parametrize("power", [-200, 0, 160, 300])
+def test_a_check_of_huge_and_tiny_numbers_finds_what_is_wrong(power: int) -> None:
+    device = simulated()
+    source = "__global__ void sized(const double* x, double* y, int n) { y[0] = x[0] * n; }"
+    for factor in (2.0, 2.0 * (1 + 2.0**-50), 2.001):
+        register("sized", lambda t, a, factor=factor: t.y.__setitem__(..., factor * t.x),
+                 {"x": ("n",), "y": ("n",)}, reads=("x",), writes=("y",))
+        try:
+            found = rawnn.check(
+                rawnn.Kernel(source, "sized", device=device), lambda x: 2 * x, grid=1, block=32,
+                shapes={"x": "n", "y": "n"}, sizes={"n": [9]}, length=1000,
+                inputs={"x": lambda g, shape: g.normal(size=shape) * 10.0**power})
+        finally:
+            forget("sized")
+        assert bool(found) == (factor != 2.001)
 
 
 def test_types() -> None:
