@@ -33,6 +33,7 @@ from rawnn.cli.varying import varied
 from rawnn.common.errors import ConfigError, TrainingDiverged
 from rawnn.common.files import check_output
 from rawnn.common.listener import Listener
+from rawnn.common.words import counted
 from rawnn.distributed import rank_from_environment
 from rawnn.engine.config import Config
 from rawnn.many.progress import FIGURES, HIGHER_IS_BETTER, ManyReport
