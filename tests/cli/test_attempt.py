@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rawnn.bench import attempt
 from rawnn.bench.attempt import LossDifference, check_ops, time_ops, training_plan
 from rawnn.bench.peers import worker
 from rawnn.cli import run
@@ -74,7 +75,7 @@ def test_what_does_not_fit_is_said_before_anything_runs(
     assert "bias_relu=mine has nothing to do: the step has no op" in capsys.readouterr().err
 
 
-def test_a_kernel_that_is_wrong_is_found(mine: Path) -> None:
+def test_a_kernel_that_is_wrong_is_found(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the simulated GPU a meaning of one's own stands for what the kernel does."""
     own = load(mine)
     device = Device(Simulation(1).backend())
@@ -99,6 +100,10 @@ def test_a_kernel_that_is_wrong_is_found(mine: Path) -> None:
         assert re.search(message, str(found[0].outcomes[0]))
     assert own.kernel is expected
     assert [each.op for each in time_ops(device, own, plan)] == ["relu1"]
+    monkeypatch.setattr(attempt, "_microseconds", lambda device, lowering, ops, plan: (
+        2.0 if [op.kind for op in ops] == ["bias_relu=mine"] else 7.0))
+    assert time_ops(device, own, plan) == [
+        attempt.IsolatedTime("relu1", 2.0, 7.0, ("bias_add/naive", "activate/naive"))]
     device.close()
 
 

@@ -91,6 +91,21 @@ def test_dry_run_prints_the_plan_and_touches_nothing(machine: Machine) -> None:
     assert lines[2].startswith("RAWNN_CLOCKS=locked RAWNN_LOCKED_GPU=0 RAWNN_LOCKED_SM_MHZ=1590 ")
 
 
+@pytest.mark.parametrize(
+    "options", [["--mem=none"], ["--sm=1200", "--mem", "5000"], ["--no-lock"]]
+)
+def test_the_plan_is_what_a_run_does(machine: Machine, options: list[str]) -> None:
+    plan = machine.run("--dry-run", *options, *machine.command("env")).stdout.splitlines()
+    assert machine.changes() == []
+    done = machine.run(*options, *machine.command("env")).stdout.splitlines()
+    (at,) = (n for n, line in enumerate(plan) if line.startswith("RAWNN_CLOCKS="))
+    changes = [line.removeprefix("nvidia-smi ") for line in plan]
+    assert [*changes[:at], "run", *changes[at + 1 :]] == machine.changes()
+    assert sorted(word for word in plan[at].split() if word.startswith("RAWNN_")) == sorted(
+        line for line in done if line.startswith("RAWNN_")
+    )
+
+
 # ---- the choice of clocks ---------------------------------------------------------------------
 
 
