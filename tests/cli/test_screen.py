@@ -8,10 +8,12 @@ import re
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
+from rawnn.cli import train
 from rawnn.cli.screen import Heartbeat, Pace, Screen, duration, fitted
 
 
@@ -130,3 +132,20 @@ def test_a_sentence_is_wrapped_on_a_terminal_alone(width: int, indent: int) -> N
             lines.append(" " * indent * bool(lines) + word)
     assert shown.split("\n") == lines
     assert (shown == text) == (width >= 34)
+
+
+def test_the_bar_of_a_training_is_drawn_twenty_times_a_second(monkeypatch: pytest.MonkeyPatch
+                                                              ) -> None:
+    clock, drawn = Clock(), list[int]()
+    monkeypatch.setattr(train, "perf_counter", clock)
+    screen = train._Screen(False, 9)
+    bar = SimpleNamespace(disable=False, update=lambda task, completed, refresh:
+                          drawn.append(completed))
+    monkeypatch.setattr(screen, "_bar", bar)
+    for epoch, now in enumerate((100.0, 100.03, 100.049, 100.06, 100.1, 100.12, 101.0), 1):
+        clock.now = now
+        screen.epoch_done(epoch)
+    assert drawn == [1, 4, 6, 7]
+    bar.disable = True
+    screen.epoch_done(8)
+    assert drawn == [1, 4, 6, 7]
