@@ -17,6 +17,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from rawnn.cli import predict as predict_command
 from rawnn.cli.eval import _reconstructs
 from rawnn.cli.figures import class_figures
 from rawnn.common.errors import DeviceError
@@ -539,3 +540,13 @@ def test_without_answers_inputs_are_compared_with_where_they_can_be(
                             target_normalisation=normalisation if is_normalised else None)
     assert _reconstructs(cast(Any, found)) == (
         loss != "cross_entropy" and layers[0] == layers[-1] and not is_normalised)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-16"])
+def test_a_pipe_gets_predictions_in_utf_8_behind_what_was_printed(
+        encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    piped = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(piped, encoding=encoding))
+    sys.stdout.write("rows\n")
+    predict_command._print("груша,1\n")
+    assert piped.getvalue() == "rows\n".encode(encoding) + "груша,1\n".encode()
