@@ -11,7 +11,15 @@ import rawnn
 from rawnn.common.errors import ConfigError
 from rawnn.lab import Work, simulated
 from rawnn.lab.parameter_roles import problem_of
-from rawnn.lab.sampling import _ALL, MOST_ELEMENTS, _sample_size, largest, sample, sample_sizes
+from rawnn.lab.sampling import (
+    _ALL,
+    MOST_ELEMENTS,
+    _sample_size,
+    converted,
+    largest,
+    sample,
+    sample_sizes,
+)
 from tests import requires
 
 
@@ -159,3 +167,25 @@ def test_a_range_has_both_its_ends(dtype: str, kind: str, low: int, high: int) -
         assert len(set(found.tolist())) > 50 or low == high
     else:
         assert set(found.astype(int).tolist()) == set(range(low, high + 1))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (5, 2)])
+def test_every_member_of_a_struct_is_sampled(shape: tuple[int, ...]) -> None:
+    kind = np.dtype([("a", "f4", (2, 3)), ("b", "f8"), ("c", [("d", "f2"), ("e", "f4", (4,))])])
+    found = sample(None, np.random.default_rng(0), shape, kind, {}, "x")
+    assert (found.shape, found.dtype) == (shape, kind)
+    for part in (found["a"], found["b"], found["c"]["d"], found["c"]["e"]):
+        values = np.asarray(part, np.float64).ravel()
+        assert len(np.unique(values)) == len(values)
+        assert (values != 0).all()
+
+
+@pytest.mark.parametrize(("given", "dtype"), [
+    (300, "uint8"), (-1, "uint16"), (0.5, "int32"), (2**31, "int32"), (1 + 1j, "float32"),
+    (np.nan, "int64")])
+@pytest.mark.parametrize("shape", [(1,), (2, 2)])
+def test_what_an_array_cannot_hold_is_refused_of_any_shape(given: Any, dtype: str,
+                                                           shape: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match=f"x is an array of {dtype}, which cannot hold"):
+        converted(np.full(shape, given), np.dtype(dtype), "x")
+    assert converted(np.full(shape, 7), np.dtype(dtype), "x").tolist() == np.full(shape, 7).tolist()
