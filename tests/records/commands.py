@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import click
 from click.shell_completion import BashComplete
 from rich.console import Console
 from rich.table import Table
@@ -19,6 +20,7 @@ from rich.table import Table
 from rawnn import doctor
 from rawnn.bench import attempt
 from rawnn.cli import cli, run
+from rawnn.cli.option_groups import Option
 from rawnn.cli.screen import Heartbeat
 from rawnn.common.errors import MissingLibrary
 from rawnn.common.target import Machine
@@ -471,6 +473,54 @@ def completions() -> Lines:
     for words, begun in COMPLETED:
         found = shell.get_completions(words.split(), begun)
         yield f"rawnn {words} [{begun}]: {', '.join(item.value for item in found)}"
+
+
+def commands(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
+    """A command and those below it."""
+    yield name, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for below in command.list_commands(context):
+            found = command.get_command(context, below)
+            assert found is not None
+            yield from commands(found, f"{name} {below}".strip())
+
+
+def described_option(given: click.Parameter) -> str:
+    """What a command makes of an option, without its help."""
+    bounds = [getattr(given.type, f, None) for f in ("min", "max", "min_open", "max_open", "clamp")]
+    choices = getattr(given.type, "choices", ())
+    plain = isinstance(given.default, int | float | str) and not isinstance(given.default, bool)
+    words = [
+        f"{' '.join((*given.opts, *given.secondary_opts))}: {given.type.name}",
+        *[f"from {bounds}"] * any(b is not None for b in bounds),
+        *[f"one of {list(choices)}"] * bool(choices),
+        *[f"default {given.default!r}"] * plain,
+        *["several times"] * bool(getattr(given, "multiple", False)),
+        *["required"] * given.required,
+        *["eager"] * given.is_eager,
+        *["without a value"] * bool(getattr(given, "is_flag", False)),
+        *["hidden"] * bool(getattr(given, "hidden", False)),
+        *[f"{given.nargs} values"] * (given.nargs != 1),
+    ]
+    if isinstance(given, Option):
+        context = click.Context(click.Command("x"))
+        ends = {b: given.shell_complete(context, b) for b in ("", "none,-", "none,")}
+        words += [f"group {given.group}", f"default said {given.default_text!r}"]
+        words += [f"{len(found)} values behind {b!r}" for b, found in ends.items() if found]
+    return ", ".join(words)
+
+
+@record
+def options() -> Lines:
+    """Every option, and the commands that have it."""
+    found: dict[str, list[str]] = {}
+    for name, command in commands(cli, ""):
+        for given in command.get_params(click.Context(command)):
+            found.setdefault(described_option(given), []).append(name or "rawnn")
+    everywhere = len(list(commands(cli, "")))
+    for text, names in found.items():
+        yield f"{text} <- {'all' if len(names) == everywhere else '; '.join(names)}"
 
 
 @record
