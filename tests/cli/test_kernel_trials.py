@@ -142,7 +142,8 @@ def test_watching(command: str, monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.parametrize(("arguments", "sentence"), [
     (["rows.cu"], "has 2 kernels (lab_rows, lab_other): name one"),
     (["none.cu"], "cannot read the kernel none.cu"),
-    (["axpy.cu", "--size", "n"], "--size n: write NAME=VALUE"),
+    *((["axpy.cu", option, text], f"{option} {text}: write NAME=VALUE")
+      for option in ("--size", "--shape", "--value") for text in ("n", "n=", "=3")),
     (["axpy.cu", "--size", "n=many"], "write 1000, 1,31,4096 or 1..4096"),
     (["axpy.cu", "--device", "host"], "a kernel runs on gpu, gpu:N or sim"),
     (["axpy.cu", "--grid", "cdiv(m, 3)"], "asks for 'm'"),
