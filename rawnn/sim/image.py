@@ -50,10 +50,16 @@ class Image:
         return self.linked or not self.needs_device_runtime
 
     def encode(self) -> bytes:
-        return MAGIC + json.dumps({f.name: getattr(self, f.name) for f in fields(self)}).encode()
+        return _encoded(tuple(self.lowered.items()), tuple(
+            (f.name, getattr(self, f.name)) for f in fields(self) if f.name != "lowered"))
 
     def link(self) -> Image:
         return replace(self, linked=True)
+
+
+@lru_cache(64)  # as decode: equal images are then the same object, which is hashed once
+def _encoded(lowered: tuple[tuple[str, str], ...], others: tuple[tuple[str, object], ...]) -> bytes:
+    return MAGIC + json.dumps({**dict(others), "lowered": dict(lowered)}).encode()
 
 
 @lru_cache(256)
