@@ -191,7 +191,7 @@ def test_best_takes_it_in_every_number_format_that_it_has(numbers: str) -> None:
 
 
 def test_best_leaves_out_micro_batches_which_nobody_has_timed() -> None:
-    network, batch = Network((160, 32, 48, 32, 432, 48), loss="bce"), 2528
+    network, batch = Network((160, 32, 48, 32, 432, 48), loss="bce"), 3520
     data_spec = DataSpec(batch * 256, inputs="float32", labels="", targets=48)
     found = select("best", network, 256, CAPABLE, batch=batch, data_spec=data_spec,
                    recipe=Recipe(batch, epochs=400))

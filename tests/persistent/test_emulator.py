@@ -387,6 +387,16 @@ def test_buffers_that_share_memory_change_no_bit(
             assert np.array_equal(found[role].view(np.uint8), wanted[role].view(np.uint8)), role
 
 
+@pytest.mark.parametrize(("name", "ranks", "groups", "types", "left"), sliced([
+    ("Adam in an order, state far", 2, 3, "FSFF", 4), ("softmax, SGD", 1, 2, "FFFF", 3),
+    ("float32 inputs, a schedule", 2, 2, "SFFF", 7)]))
+def test_a_partial_batch_overwrites_the_inputs_of_a_whole_one(
+        tmp_path: Path, name: str, ranks: int, groups: int, types: str, left: int) -> None:
+    launch = Launch(name, ranks, groups, types, left=left, room=0)
+    assert launch.op.attributes["choice"].layout.schedule.input_buffers == 1
+    check(launch, tmp_path, 2)
+
+
 @pytest.mark.parametrize("sync", [layout.ALL, layout.SHARE])
 def test_a_warp_updates_more_tiles_than_it_loads_at_once(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: str) -> None:
