@@ -186,6 +186,16 @@ STREAMED = [
 """Small batches, whose weights are taken for large here. Momentum's update has a kernel of its own,
 so that the input gradient has one too."""
 
+FEW_ROWS = [
+    Variant(*ONE), Variant(*TINY), Variant((29, 18, 7), 3), Variant((64, 32, 16), 2),
+    Variant((29, 18, 7), 1, {"activation": "tanh", "bias": False}),
+    *(Variant((29, 18, 7), 2, {}, {"optimizer": optimizer, "schedule": "cosine"})
+      for optimizer in (Optimizer("sgd", 0.1, {"decay": 0.1}), Optimizer("adamw", 0.01),
+                        Optimizer("sgd", 0.1, {"momentum": 0.9, "nesterov": 1.0}))),
+    Variant(*ONE, {}, {"optimizer": Optimizer("adam", 0.01)}),
+]
+"""Batches of a few rows, whose weights are taken for large here."""
+
 SHAPES = [Variant(*shape) for shape in (RAGGED, ALIGNED, ONE, LONG, MANY, TINY)]
 """Rows that are and are not multiples of 16 bytes, a long sum, and more outputs than one block
 measures."""
@@ -249,6 +259,10 @@ def _cases(machine: Machine) -> dict[Key, list[Case]]:
                 opt = ",".join(filter(None, ("preload", number, kernel)))
                 for variant in STREAMED:
                     _collect(found, variant, opt, machine)
+        with mock.patch("rawnn.ptx.gemm.deferred.LEAST_WEIGHTS", 1):
+            opt = ",".join(filter(None, ("preload", number, "mma=sync,fuse,graphs=epoch")))
+            for variant in FEW_ROWS:
+                _collect(found, variant, opt, machine)
     for opt in ("", "graphs=epoch", "preload,fuse,graphs=while", "preload,cublas,fuse,graphs=3"):
         for variant in SHAPES:
             _collect(found, variant, opt, machine)

@@ -23,7 +23,7 @@ TOGGLE_PAGES = "../../docs/toggles"
 PARTS = {
     "Matrix products, from naive to best":
         ("products", "slices", "tiled", "mma", "wgmma", "skinny"),
-    "Several ops of a step, or all, in one kernel": ("linear", "head", "narrow"),
+    "Several ops of a step, or all, in one kernel": ("linear", "head", "narrow", "deferred"),
 }
 """Families by the part of the page that they are in; the others follow."""
 OTHERS = "Everything else"

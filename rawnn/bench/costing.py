@@ -16,6 +16,7 @@ import msgspec
 from rawnn.bench.gpu_limits import Limits, stored_limits
 from rawnn.engine.machine import Opened
 from rawnn.engine.runners.prepared_run import PreparedRun
+from rawnn.plan.merging import DEFERS
 from rawnn.plan.op import Op
 from rawnn.plan.op_flops import gemms_of, op_precision, operations
 from rawnn.plan.ops.train_steps import KIND
@@ -48,15 +49,23 @@ def moved(plan: Plan) -> int:
     return sum(moved_by(op, plan) for op in plan.ops)
 
 
+def deferred_bytes(plan: Plan) -> int:
+    """Bytes of the parameters and state whose updates may be deferred: a step reads them, and need
+    not store them (rawnn/ptx/gemm/deferred.py)."""
+    names = {name for op in plan.ops if DEFERS in op.attributes for name, _ in op.writes}
+    return sum(plan[name].nbytes for name in names
+               if plan[name].role in (Role.PARAMETER, Role.STATE))
+
+
 def least(plan: Plan) -> int:
     """Bytes that no order of the same work could do without: what each step brings anew, and what
-    it changes, read and written."""
+    it changes, read, and written unless its update may be deferred."""
     names = {name for op in plan.ops for name, _ in (*op.reads, *op.writes)}
     data = sum(touched_bytes(plan, name) * plan.steps for name in names
                if plan[name].role.of_data)
     state_bytes = sum(plan[name].nbytes for name in names
                if plan[name].role in (Role.PARAMETER, Role.STATE))
-    return data + 2 * state_bytes
+    return data + 2 * state_bytes - deferred_bytes(plan)
 
 
 def touched_bytes(plan: Plan, name: str) -> int:
@@ -157,7 +166,7 @@ def _rate(op: Op, plan: Plan, limits: Limits) -> tuple[float | None, str]:
     tensor cores multiply float32, too, by three products of tf32 or float16."""
     number = op_precision(op, plan)
     fma = limits.value("fma")
-    scalar = op.impl == "naive" or not MAIN_LOOPS.get(op.impl, True) \
+    scalar = op.impl in ("naive", "deferred") or not MAIN_LOOPS.get(op.impl, True) \
         or op.kind in ("linear_forward", "linear_update")
     if not gemms_of(op, plan) or scalar or (
             number == "float32" and not MAIN_LOOPS.get(op.impl, op.impl == "skinny")):
@@ -207,7 +216,8 @@ def least_time(plan: Plan, limits: Limits) -> Bound | None:
 
     - Memory: each step brings its examples and answers. Parameters and optimizer state move only
       where they do not fit the chip's shared memory and registers: then within the L2 cache, or,
-      where they do not fit there either, read and written in device memory.
+      where they do not fit there either, read and written in device memory; those whose updates
+      may be deferred are read.
     - Arithmetic: the products, each in its precision at the rate of the whole GPU; at the
       same time as the memory's.
     - Waiting: a step of n layers is a chain of 2n products, forward, backward and the update that
@@ -260,7 +270,7 @@ def _unavoidable_us(plan: Plan, limits: Limits) -> float | None:
                                           + 4 * plan.target.registers)
     if state_bytes > chip:
         rate = "l2_read" if state_bytes <= limits.l2_bytes else "copy"
-        total += 2 * state_bytes / (rates[rate] or 1) / 1e3
+        total += (2 * state_bytes - deferred_bytes(plan)) / (rates[rate] or 1) / 1e3
     return total
 
 

@@ -32,7 +32,7 @@ from rawnn.plan.policy import Policy
 from rawnn.plan.tensor import Tensor
 from rawnn.ptx.family import Fusion
 from rawnn.ptx.fused import head, linear, narrow
-from rawnn.ptx.gemm import gemm_loss, skinny
+from rawnn.ptx.gemm import deferred, gemm_loss, skinny
 from rawnn.ptx.gemm.tiles import MAIN_LOOPS
 from rawnn.ptx.user_kernels import lost_fusions, with_user_kernels, without_user_kernels
 
@@ -244,6 +244,7 @@ FUSIONS: dict[str, Fusion] = {fusion.name: fusion for fusion in (
     *(family.fusion for family in _FAMILIES if family.fusion is not None),
     gemm_loss.INTO_GEMM,
     gemm_loss.DEFERRED_SUMS,
+    deferred.FUSION,
     Fusion("late_slope", "the slope of an activation that keeps its input, where no kernel above "
                          "needs the GEMM without it",
            _or(partial(_slope, saves="input"), "no slope left that a GEMM could apply")),

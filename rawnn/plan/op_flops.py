@@ -53,10 +53,18 @@ def _of_steps(op: Op, plan: Plan) -> Iterator[Sizes]:
     yield from inner * int(op.attributes["span"])
 
 
+def _of_deferred(op: Op, plan: Plan) -> Iterator[Sizes]:
+    """The gradient's GEMM of each step, and the next step's forward GEMM."""
+    times = int(op.attributes["steps_at_once"]) + ("a" in op.operands)
+    yield from _of_weights(times)(op, plan)
+
+
 GEMMS: dict[str, Callable[[Op, Plan], Iterator[Sizes]]] = {
     **dict.fromkeys(("matmul", "matmul_slices", "matmul_loss"), _of_attributes),
     **dict.fromkeys((*(rule.fused_kind for rule in UPDATE_RULES.values()), "linear_forward",
                      "linear_update"), _of_weights(1)),
+    **{f"{rule.kind}_{what}": _of_deferred for rule in UPDATE_RULES.values()
+       for what in ("forward", "recomputed")},
     "layer_backward": _of_weights(2), "softmax_head": _of_weights(3),
     "narrow_input": _of_layers(1, 1), "narrow_inner": _of_layers(2, 2),
     "narrow_update": _of_layers(1, 1), KIND: _of_steps,

@@ -11,7 +11,7 @@ from rawnn.common.errors import ConfigError
 from rawnn.common.target import HOST, Target
 from rawnn.common.words import counted
 from rawnn.plan import ops as _ops  # noqa: F401  (registers the kinds of ops)
-from rawnn.plan.merging import DEFERRED, SPANS, merge_neighbours, spans
+from rawnn.plan.merging import DEFERRED, DEFERS, SPANS, defer_updates, merge_neighbours, spans
 from rawnn.plan.op import OPS, Access, Op
 from rawnn.plan.tensor import Role, Tensor
 
@@ -170,9 +170,10 @@ class Plan:
 
         Batch tensors alternate between two buffers, so that a step's gather may overlap with the
         step before it. So do the results of ops that read only the batch, which then need not wait
-        for the updates that read the previous ones. Neighbouring ops of two steps are merged if one
-        launch can do both; an op that is the complete step does all of them; deferred ops run once,
-        in the last step.
+        for the updates that read the previous ones. If updates of several steps are deferred, what
+        they read has a buffer for each of them and one more. Neighbouring ops of two steps are
+        merged if one launch can do both, and so are updates with the next GEMM of their layer; an
+        op that is the complete step does all of them; deferred ops run once, in the last step.
         """
         if self.steps != 1:
             raise ConfigError(f"the plan '{self.name}' spans {self.steps} steps already")
@@ -180,17 +181,22 @@ class Plan:
             merged = SPANS[self.ops[0].kind](self.ops[0], steps)
             return replace(self, ops=(merged,), steps=steps)
         tensors = dict(self.tensors)
-        second: dict[str, str] = {}
-        if steps > 1:
-            for name in self.alternating():
-                second[name] = name + "'"
-                tensors[name + "'"] = replace(self[name], name=name + "'")
+        deferring = [op for op in self.ops if DEFERS in op.attributes]
+        names = dict.fromkeys((*self.alternating(), *(
+            op.operands[role] for op in deferring for role in ("dz", "x"))))
+        count = max((op.attributes[DEFERS] for op in deferring), default=1) + 1
+        buffers = [{name: name + i * "'" for name in names} if i else {}
+                   for i in range(min(count, steps))]
+        for each in buffers[1:]:
+            tensors |= {new: replace(self[name], name=new) for name, new in each.items()}
         ops = merge_neighbours([
             DEFERRED[op.kind](op, steps) if op.kind in DEFERRED
-            else op.at_step(s, second if s % 2 else {})
+            else op.at_step(s, buffers[s % count])
             for s in range(steps) for op in self.ops
             if op.kind not in DEFERRED or s == steps - 1
         ])
+        if deferring:
+            ops = defer_updates(replace(self, tensors=tensors), ops)
         return replace(self, tensors=tensors, ops=ops, steps=steps)
 
     def alternating(self) -> list[str]:

@@ -6,6 +6,7 @@ from rawnn.ptx.elementwise import epoch as _epoch
 from rawnn.ptx.fused import head as _head
 from rawnn.ptx.fused import linear as _linear
 from rawnn.ptx.fused import narrow as _narrow
+from rawnn.ptx.gemm import deferred as _deferred
 from rawnn.ptx.gemm import gemm_loss as _loss_products
 from rawnn.ptx.gemm import mma as _mma
 from rawnn.ptx.gemm import plain_gemm as _products
@@ -18,5 +19,5 @@ from rawnn.ptx.persistent import members as _members
 from rawnn.ptx.persistent import persistent as _persistent
 
 __all__ = ["KERNELS", "WRITTEN", "KernelImpl", "Scalars", "Shape", "kernel_for"]
-del _activations, _each_member, _epoch, _head, _linear, _loss_products, _losses, _members, _mma
-del _narrow, _persistent, _products, _skinny, _tiled, _updates
+del _activations, _deferred, _each_member, _epoch, _head, _linear, _loss_products, _losses
+del _members, _mma, _narrow, _persistent, _products, _skinny, _tiled, _updates

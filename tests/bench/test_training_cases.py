@@ -158,10 +158,10 @@ def test_parts_of_a_toggle_have_pairs_of_their_own() -> None:
 
     asked = {word for c in pairings(TOGGLES["fuse"], SUITES.toggles) for word in
              c.base.split(",")}
-    # Of the built-in workloads none has an activation that keeps its input, or a loss that several
-    # blocks share.
-    assert {name for name in FUSIONS if f"fuse=-{name}" not in asked} == {"late_slope",
-                                                                             "loss_sums"}
+    # Of the built-in workloads none has an activation that keeps its input, a loss that several
+    # blocks share, or a batch of a few rows.
+    assert {name for name in FUSIONS if f"fuse=-{name}" not in asked} == {"late_slope", "loss_sums",
+                                                                          "deferred"}
 
 
 def test_a_file_of_ones_own_says_what_shows_a_toggle(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ PLANS = {"linear": ("preload", LINEAR, 32), "narrow": ("preload,bf16,mma", NARRO
          "head": ("preload,bf16,mma", DEEP, 32),
          "layers": ("preload,sr,mma", (784, 4096, 4096, 10), 32),
          "late_slope": ("preload,bf16,mma", DEEP, 32),
+         "deferred": ("preload,mma", (784, 4096, 10), 8),
          "loss_product": ("preload,mma", DEEP, 32), "loss_sums": ("preload", (784, 264), 32)}
 """A plan in which a family's fusion finds a place."""
 KEEPING_INPUTS = {"late_slope": "gelu"}
@@ -50,9 +51,10 @@ def test_a_fusion_is_left_out_by_its_name(name: str) -> None:
         return select(f"none,{opt},{fuse}", network, 4, CAPABLE).apply(
             step_plan(network, batch, 4 * batch))[0]
 
-    assert outcomes(f"{opt},fuse", layers, activation=kept)[name] == ""
+    assert outcomes(f"{opt},fuse", layers, batch, activation=kept)[name] == ""
     assert plan("fuse") != plan(f"fuse=-{name}")
-    assert outcomes(f"{opt},fuse=-{name}", layers)[name] == f"{name} is left out by fuse=-{name}"
+    assert outcomes(f"{opt},fuse=-{name}", layers, batch)[name] \
+        == f"{name} is left out by fuse=-{name}"
     everything = "".join(f"-{each}" for each in FUSIONS)
     bare = select(f"none,{opt}", network, 4, CAPABLE).apply(step_plan(network, batch, 4 * batch))[0]
     assert plan(f"fuse={everything}") == bare

@@ -12,6 +12,7 @@ import numpy as np
 from rawnn.model.optimizers import Optimizer
 from rawnn.opts import mma
 from rawnn.plan.plan import Plan
+from rawnn.ptx.gemm import deferred
 from tests.catalogue import WITH_CODE
 from tests.ptx.emulator.plans import Case
 
@@ -98,6 +99,16 @@ CASES = {
     "streamed weights, backward alone": Case((136, 200, 144, 10), 20, "preload,bf16,mma"),
     "streamed weights in clusters": Case((3600, 24, 16, 10), 40, "preload,bf16,sr,mma,fuse",
                                          options=DECAYING),
+    "deferred updates, Adam": Case((37, 41, 30, 7), 2, "preload,mma=many,fuse", steps=6,
+                                   options=ADAM),
+    "deferred updates of bfloat16, momentum": Case(
+        (37, 70, 9), 3, "preload,bf16,mma=sync,fuse", steps=4, spoil=(a_nan,), options=MOMENTUM,
+        network={"activation": "tanh"}),
+    "deferred updates of one row, decaying": Case(
+        (1030, 21, 5), 1, "preload,tf32,mma=sync,fuse", steps=6, options=DECAYING,
+        network={"bias": False}),
+    "deferred updates of the largest batch": Case((29, 33, 5), 8, "preload,mma=sync,fuse",
+                                                  steps=3),
     "biases of a wide layer": Case((9, 530, 3), 11, "preload,tiled"),
     "one layer": Case((50, 10), 20, "preload,fuse", spoil=(a_nan,)),
     "narrow layers": Case((50, 40, 24, 7), 20, "preload,bf16,mma,fuse",
@@ -128,7 +139,9 @@ SMALL: dict[str, dict[str, Any]] = {
 @contextmanager
 def taken_early(name: str) -> Iterator[None]:
     changed = next((v for k, v in SMALL.items() if name.startswith(k)), {})
-    with mock.patch.multiple(mma, **changed) if changed else mock.patch.dict({}):
+    weights = 1 if name.startswith("deferred") else deferred.LEAST_WEIGHTS
+    with mock.patch.multiple(mma, **changed) if changed else mock.patch.dict({}), \
+            mock.patch.object(deferred, "LEAST_WEIGHTS", weights):
         yield
 
 
