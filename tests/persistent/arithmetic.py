@@ -65,19 +65,28 @@ def product(a: Array, b: Array, tiles: int, parts: int = 1, nearest: bool = Fals
     """a [m, k] times b [k, n] in float32 as Gemm of persistent/gemm.cuh, a task of which has so
     many `tiles`, with the inner dimension in so many `parts`."""
     rounded = to_nearest if nearest else toward_zero
-    chains = 3 if tiles <= 2 else 2 if tiles <= 4 else 1
+    chains = 3 if tiles == 1 else 2 if tiles <= 4 else 1
     steps = ceil(a.shape[1], STEP)
     each = ceil(steps, parts)
     (a_high, a_low), (b_high, b_low) = split(a), split(b)
     everything: Array | None = None
     for part in range(parts):
+        of_part = range(part * each, min((part + 1) * each, steps))
         sums = np.zeros((chains, len(a), b.shape[1]), np.float32)
-        for step in range(part * each, min((part + 1) * each, steps)):
+        pair = np.zeros_like(sums[0])
+        for number, step in enumerate(of_part):
             k = slice(step * STEP, (step + 1) * STEP)
-            for chain, left, right in ((min(1, chains - 1), a_low, b_high),
-                                       (min(2, chains - 1), a_high, b_low)):
-                sums[chain] = rounded(sums[chain] + left[:, k] @ right[k])
-            sums[0] += rounded(a_high[:, k] @ b_high[k])
+            left = len(of_part) - number // 2 * 2  # steps from this pair on
+            for chain, x, y in ((1, a_low, b_high), (2, a_high, b_low)):
+                small = sums[min(chain, chains - 1)] if chains > 1 else pair
+                small[...] = rounded(small + x[:, k] @ y[k])
+            # The last of several pairs joins the small products.
+            joins = chains == 2 and left <= 2 and (left < len(of_part) or parts > 1)
+            large = sums[1] if joins else pair
+            large[...] = rounded(large + a_high[:, k] @ b_high[k])
+            if not joins and (tiles == 1 or number % 2 == 1 or left == 1):
+                sums[0] += pair
+                pair[...] = 0
         total = sums[0]
         if chains == 2:
             total = total + sums[1]

@@ -22,8 +22,10 @@ from tests import requires
 from tests.persistent import arithmetic, errors
 from tests.persistent.arithmetic import Arithmetic
 from tests.persistent.test_emulator import STEPS, Launch
-from tests.slices import sliced
+from tests.ptx.emulator.emulator import Kernels
+from tests.slices import FULL, sliced
 
+HERE = Path(__file__).resolve().parents[1] / "ptx" / "emulator"
 RESULTS = Path(__file__).resolve().parents[2] / "results" / "float32-error.json"
 QUICK = 12
 
@@ -53,6 +55,34 @@ def test_the_model_is_the_kernels_arithmetic(tmp_path: Path, how: tuple[Any, ...
     assert len(trained) >= 4
     for role in trained:
         np.testing.assert_array_equal(found[role], arrays[launch.op.operands[role]], role)
+
+
+SHARED = [(1, 1), (1, 2), (2, 1), (2, 2), (1, 4), (2, 4)]
+"""Tiles of a task, down and across."""
+STEPS_AND_PARTS = [(1, 1), (2, 1), (3, 1), (4, 1), (6, 1), (7, 1), (8, 1), (9, 1), (7, 2), (10, 3),
+                   (8, 2)]
+
+
+@requires.GXX
+def test_the_model_is_the_arithmetic_of_all_tilings() -> None:
+    """Bit for bit, of tasks of one to eight tiles, of few steps and of a loop over many, of an even
+    and an odd number, and of parts of which the last has fewer."""
+    cases = [(deep, steps, parts, *tiles) for tiles in SHARED for steps, parts in STEPS_AND_PARTS
+             for deep in (False, True)][::1 if FULL else 5]
+    names = [f"products<{str(deep).lower()},{','.join(map(str, rest))}>" for deep, *rest in cases]
+    library = Kernels(("products.cu",), tuple(names), folders=(HERE,)).build()
+    generator = np.random.default_rng(4)
+    for name, (deep, steps, parts, down, across) in zip(names, cases, strict=True):
+        a = generator.standard_normal((16 * down, 8 * steps)).astype(np.float32)
+        b = generator.standard_normal((8 * steps, 8 * across)).astype(np.float32)
+        c = np.zeros((parts, 16 * down, 8 * across), np.float32)
+        library.call(name, (1, 1, 1), (32, 1, 1), a=a if deep else np.ascontiguousarray(a.T),
+                     b=np.ascontiguousarray(b.T) if deep else b, c=c)
+        wanted = arithmetic.product(a, b, down * across, parts, nearest=True)
+        found = c[0]
+        for part in c[1:]:
+            found = found + part
+        np.testing.assert_array_equal(found, wanted, name)
 
 
 @pytest.mark.parametrize("seed", sliced(range(errors.DRAWS), QUICK))

@@ -12,8 +12,11 @@ struct Fragments {
   static constexpr int kTiles = MT * NT;
   static constexpr int kUnrolled = 6;
   // Independent sums of a tile.
-  static constexpr int kChains = SHAPE::kPrecision == kFloat32 ? (kTiles <= 2 ? 3 : kTiles <= 4 ? 2 : 1)
+  static constexpr int kChains = SHAPE::kPrecision == kFloat32 ? (kTiles == 1 ? 3 : kTiles <= 4 ? 2 : 1)
                                  : SHAPE::kPrecision == kTf32 && kTiles <= 2 ? 2 : 1;
+  // Whether a tensor core sums the large products of two steps, which take half the additions. A second chain
+  // has the small ones. One tile has chains that do not wait for each other.
+  static constexpr bool kPairs = SHAPE::kPrecision == kFloat32 && kTiles > 1;
 
   struct Step {
     float a[MT][4];
@@ -23,6 +26,7 @@ struct Fragments {
   const float* a[MT];
   const float* b[NT];
   float sum[kChains][MT][NT][4];
+  float pair[kPairs ? MT : 1][kPairs ? NT : 1][4];  // of large products
 
   // The task's tiles: the i-th from above is down(i), the j-th from the left across(j).
   template <typename F, typename G>
@@ -85,8 +89,8 @@ struct Fragments {
   }
 
   // to += x y in float32. A tensor core truncates its sums, so a sum over many steps drifts
-  // (tests/persistent/arithmetic.py models it). Here a tensor core sums one step, and the sum of the steps is
-  // rounded.
+  // (tests/persistent/arithmetic.py models it). Here a tensor core sums one step, or two (kPairs), and the sum
+  // of these is rounded.
   static __device__ __forceinline__ void add_rounded(float (&to)[4], const unsigned int (&x)[4],
                                                      const unsigned int (&y)[2]) {
     ptx::add_product(to, x, y[0], y[1]);
@@ -98,10 +102,59 @@ struct Fragments {
     return kSame<T, Tf32> ? __float_as_uint(value) : ptx::near_tf32(value);
   }
 
-  // One step of 8 in tf32. ODD steps of kTf32 use another chain. Chains that a step BEGINS need not be
-  // cleared.
-  template <bool ODD, bool BEGINS = false>
+  static __device__ __forceinline__ void add_four(float (&to)[4], const float (&values)[4]) {
+#pragma unroll
+    for (int q = 0; q < 4; ++q) to[q] += values[q];
+  }
+
+  // One step of kPairs. With one chain, the small products join the large ones of their pair. With two, the
+  // large ones of the pair that ENDS a sum join the small ones, so that one addition has both.
+  template <bool ODD, bool BEGINS, bool ENDS, bool LAST>
+  __device__ __forceinline__ void add_of_pair(const Step& step) {
+    unsigned int high_a[MT][4], high_b[NT][2], low_a[MT][4], low_b[NT][2];
+#pragma unroll
+    for (int i = 0; i < MT; ++i) ptx::split_tf32(step.a[i], high_a[i], low_a[i]);
+#pragma unroll
+    for (int j = 0; j < NT; ++j) ptx::split_tf32(step.b[j], high_b[j], low_b[j]);
+    constexpr bool one = kChains == 1;
+    constexpr bool joins = ENDS && !one && !BEGINS;
+    constexpr int second = one ? 0 : 1;
+#pragma unroll
+    for (int i = 0; i < MT; ++i) {
+#pragma unroll
+      for (int j = 0; j < NT; ++j) {
+        float(&small)[4] = one && !BEGINS ? pair[i][j] : sum[second][i][j];
+        add_to<(one || BEGINS) && !ODD>(small, low_a[i], high_b[j]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < MT; ++i) {
+#pragma unroll
+      for (int j = 0; j < NT; ++j) {
+        float(&small)[4] = one && !BEGINS ? pair[i][j] : sum[second][i][j];
+        mma(small, high_a[i], low_b[j]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < MT; ++i) {
+#pragma unroll
+      for (int j = 0; j < NT; ++j) {
+        float(&large)[4] = joins ? sum[second][i][j] : BEGINS ? sum[0][i][j] : pair[i][j];
+        add_to<!one && !joins && !ODD>(large, high_a[i], high_b[j]);
+        if constexpr (!BEGINS && !joins && (ODD || LAST)) add_four(sum[0][i][j], large);
+        if constexpr (LAST && !one) add_four(sum[0][i][j], sum[second][i][j]);
+      }
+    }
+  }
+
+  // One step of 8 in tf32. ODD steps of kTf32 use another chain. Chains that the first step or pair BEGINS
+  // need not be cleared; a sum ENDS with a pair, or the one step that is left, and its LAST step.
+  template <bool ODD, bool BEGINS = false, bool ENDS = false, bool LAST = false>
   __device__ __forceinline__ void add(const Step& step) {
+    if constexpr (kPairs) {
+      add_of_pair<ODD, BEGINS, ENDS, LAST>(step);
+      return;
+    }
     if constexpr (kTiles == 1 && kChains == 3) {
       ptx::add_float_product<BEGINS>(sum[0][0][0], sum[1][0][0], sum[2][0][0], step.a[0], step.b[0]);
       return;
@@ -172,10 +225,10 @@ struct Fragments {
     }
     if (k + 1 < end) {
       load(k + 1, second);
-      add<false>(first);
-      add<true>(second);
+      add<false, false, true>(first);
+      add<true, false, true, true>(second);
     } else {
-      add<false>(first);
+      add<false, false, true, true>(first);
     }
   }
 
@@ -196,24 +249,22 @@ struct Fragments {
       }
     }
     if constexpr (COUNT % 2 == 0) load(k + 1, second);
-    add<false>(first);
-    if constexpr (COUNT % 2 == 0) add<true>(second);
+    add<false, false, true, COUNT % 2 != 0>(first);
+    if constexpr (COUNT % 2 == 0) add<true, false, true, true>(second);
+  }
+
+  template <int K = 0>
+  __device__ __forceinline__ void add_from(Step (&steps)[2]) {
+    constexpr bool begins = kPairs ? K < 2 : kChains > 1 && K < 1;
+    if constexpr (K + 1 < K8) load(K + 1, steps[(K + 1) % 2]);
+    add<K % 2 != 0, begins, (K / 2 == (K8 - 1) / 2), (K == K8 - 1)>(steps[K % 2]);
+    if constexpr (K + 1 < K8) add_from<K + 1>(steps);
   }
 
   __device__ __forceinline__ void add_all() {
     Step steps[2];
     load(0, steps[0]);
-#pragma unroll
-    for (int k = 0; k < K8; k += 2) {
-      if (k + 1 < K8) load(k + 1, steps[1]);
-      if (k == 0) {
-        add<false, (kChains > 1)>(steps[0]);
-      } else {
-        add<false>(steps[0]);
-      }
-      if (k + 2 < K8) load(k + 2, steps[0]);
-      if (k + 1 < K8) add<true>(steps[1]);
-    }
+    add_from(steps);
   }
 
   // One of several parts of k, of STEPS steps each; the last may have fewer, unless it is WHOLE too.

@@ -134,6 +134,7 @@ struct Gemm : TaskOf<in_halves<SHAPE>(), SHAPE, TA, TB, DEEP_A, DEEP_B, K8, ceil
 #pragma unroll
     for (int q = 0; q < 4; ++q) {
       total[q] = this->sum[0][i][j][q];
+      if constexpr (Base::kPairs) continue;  // one chain has them all
       if constexpr (kChains == 2) total[q] += this->sum[1][i][j][q];
       if constexpr (kChains == 3) total[q] += this->sum[1][i][j][q] + this->sum[2][i][j][q];
       if constexpr (kChains == 4) {

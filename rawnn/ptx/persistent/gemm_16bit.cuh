@@ -10,6 +10,7 @@ struct HalfFragments {
   static_assert(in_halves<SHAPE>(), "16 bits");
   static constexpr int kTiles = MT * NT;
   static constexpr int kChains = kTiles > 2 || STEPS < 4 ? 1 : kTiles == 2 || STEPS < 8 ? 2 : 4;
+  static constexpr bool kPairs = false;
   static constexpr int kOnce = kTiles == 1 ? 8 : 4;  // eights whose loads are under way at once
   static constexpr int kStraight = 2;                // such pieces that are no loop
 
