@@ -15,13 +15,25 @@ from rawnn.plan.plan import Plan
 from rawnn.plan.tensor import Tensor
 from rawnn.ptx import SOURCES
 from rawnn.ptx.instance_text import with_instance_text
-from rawnn.ptx.kernel_registry import GENERATED, KernelImpl, Shape, kernel_for, plain
+from rawnn.ptx.kernel_registry import (
+    GENERATED,
+    Geometry,
+    KernelImpl,
+    Scalars,
+    Shape,
+    ceil,
+    kernel_for,
+    plain,
+)
 
 if TYPE_CHECKING:
     from rawnn.cuda.compiling.signature import KernelSignature, Parameter
 
 MOST_MEMBERS = 65535
 """Members of a launch: blocks of a grid along z."""
+STRIDED_BLOCKS = 8 * 8 * 132
+"""Blocks of a launch of a strided kernel from which on more blocks take longer than threads that do
+more: a block waits for its member, the cursor and the order before it begins."""
 DEVICE_FUNCTIONS = '''\
 #define RAWNN_CHOSEN_{kernel}
 #undef __global__
@@ -77,6 +89,8 @@ def _text(op: Op, base: KernelImpl, name: str) -> tuple[str, str]:
     single: Op = op.attributes["single"]
     plan: Plan = op.attributes["plan"]
     expression = base.expression(single, plan)
+    if base.strided:
+        expression = f"{expression.removesuffix('>')},true>"
     text = _base_text(base.source, expression)
     signature = _signature(text, expression)
     names = {p.name for p in signature.parameters}
@@ -163,16 +177,21 @@ def _impl(op: Op) -> KernelImpl:
     base = kernel_for(single)
     scalars = base.scalars(single, plan)
     scalars.pop("offset", None)
-    grid, block = base.geometry(scalars)
+    (across, down, _), block = base.geometry(scalars)
     shapes, shared = _shapes(op), base.shared(scalars)
     numbers = {k: v for k, v in single.attributes.items() if isinstance(v, int | float | str)}
     text, _ = _text(op, base, KIND)
     digest = hashlib.sha256(f"{text} {shapes} {sorted(numbers.items())}".encode()).hexdigest()[:12]
     name = f"{KIND}_{digest}"
     text, declared = _text(op, base, name)
+
+    def geometry(s: Scalars) -> Geometry:
+        launched = int(s["launched"])
+        x = min(across, ceil(STRIDED_BLOCKS, launched)) if base.strided else across
+        return (x, down, launched), block
+
     return KernelImpl(
-        f"{name}.cu", name, plain, lambda op, plan: scalars,
-        lambda s: ((grid[0], grid[1], int(s["launched"])), block), shapes,
+        f"{name}.cu", name, plain, lambda op, plan: scalars, geometry, shapes,
         shared=lambda s: shared, cluster=lambda s: base.cluster(scalars), carveout=base.carveout,
         specific=base.specific, code=CudaText(text, declared=declared))
 

@@ -57,8 +57,9 @@ class KernelImpl:
     `carveout` is the percentage of L1 memory that is to be shared memory; -1: the driver decides.
     All blocks of a `cooperative` kernel are resident at once. A `relocatable` kernel is linked with
     the device runtime. An architecture-`specific` kernel uses instructions that later architectures
-    do not have (it is compiled for sm_90a, not sm_90). `code` is the text of a kernel that is in
-    none of rawnn's files.
+    do not have (it is compiled for sm_90a, not sm_90). A `strided` kernel does the same with fewer
+    blocks along x, whose threads then do more; its last template argument, false by default, says
+    that they do much more. `code` is the text of a kernel that is in none of rawnn's files.
     """
 
     source: str
@@ -75,6 +76,7 @@ class KernelImpl:
     cooperative: bool = False
     relocatable: bool = False
     specific: bool = False
+    strided: bool = False
     code: CudaText | None = None
 
     def variants(self, scalars: Scalars) -> int:

@@ -19,6 +19,7 @@ from rawnn.plan.op import Op
 from rawnn.plan.ops.each_member import FOLD, KIND, SHARED, part_of
 from rawnn.plan.plan import Plan
 from rawnn.plan.tensor import Tensor
+from rawnn.ptx import each_member
 from rawnn.ptx.kernels import kernel_for
 from tests import requires
 from tests.engine import CAPABLE
@@ -111,6 +112,22 @@ def test_each_member_has_its_own(options: dict[str, Any], tmp_path: Path) -> Non
                     found = part(arrays[op.operands[role]], single_plan[name], stack, member, fold)
                     assert found.tobytes() == own[role].tobytes(), (op.name, role, member)
     assert len(checked) >= 5
+
+
+def test_fewer_blocks_gather_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 rows of 50 pieces, and a label each, are 3.2 blocks of a member."""
+    group = group_of(4, rows=23, layers=(200, 9, 4), batch=16)
+    plans = launch_plans(group, CAPABLE, "", 1)
+    (op,) = (op for op in plans.steps.ops if op.attributes["single"].kind == "gather")
+    grids, found = [], []
+    for blocks in (8448, 9, 1):
+        monkeypatch.setattr(each_member, "STRIDED_BLOCKS", blocks)
+        grids.append(kernel_for(op).geometry({"launched": len(ACTIVE)})[0])
+        arrays = arrays_of(group, plans, plans.steps)
+        called(op, plans.steps, tmp_path, {r: arrays[n] for r, n in op.operands.items()})
+        found.append([arrays[op.operands[role]].tobytes() for role in ("x", "y")])
+    assert grids == [(4, 1, 4), (3, 1, 4), (1, 1, 4)]
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize("options", sliced([

@@ -54,7 +54,7 @@ FAMILY.register("gather", "naive", KernelImpl(
     "elementwise/gather.cu", "gather", _gather, _gather_sizes, _gather_geometry,
     {"images": ("@batch", "features"), "labels": ("@batch",), "targets": ("@batch", "outputs"),
      "order": ("@batch",), "mean": ("features",), "inverse_std": ("features",), "cursor": ("1",),
-     "x": ("batch", "features"), "y": ("batch",), "t": ("batch", "outputs")}))
+     "x": ("batch", "features"), "y": ("batch",), "t": ("batch", "outputs")}, strided=True))
 
 
 MOST_Y = 65535
