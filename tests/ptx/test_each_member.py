@@ -114,9 +114,12 @@ def test_each_member_has_its_own(options: dict[str, Any], tmp_path: Path) -> Non
     assert len(checked) >= 5
 
 
-def test_fewer_blocks_gather_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """16 rows of 50 pieces, and a label each, are 3.2 blocks of a member."""
-    group = group_of(4, rows=23, layers=(200, 9, 4), batch=16)
+@pytest.mark.parametrize(("loss", "answer", "pieces"), [("cross_entropy", "y", 1), ("mse", "t", 2)])
+def test_fewer_blocks_gather_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str,
+                                      answer: str, pieces: int) -> None:
+    """16 rows of 50 pieces and those of the answer are more than three blocks of a member."""
+    group = group_of(4, rows=23, layers=(200, 9, 7), batch=16, loss=loss)
+    assert 3 * 256 < 16 * (50 + pieces) <= 4 * 256
     plans = launch_plans(group, CAPABLE, "", 1)
     (op,) = (op for op in plans.steps.ops if op.attributes["single"].kind == "gather")
     grids, found = [], []
@@ -125,7 +128,7 @@ def test_fewer_blocks_gather_the_same(tmp_path: Path, monkeypatch: pytest.Monkey
         grids.append(kernel_for(op).geometry({"launched": len(ACTIVE)})[0])
         arrays = arrays_of(group, plans, plans.steps)
         called(op, plans.steps, tmp_path, {r: arrays[n] for r, n in op.operands.items()})
-        found.append([arrays[op.operands[role]].tobytes() for role in ("x", "y")])
+        found.append([arrays[op.operands[role]].tobytes() for role in ("x", answer)])
     assert grids == [(4, 1, 4), (3, 1, 4), (1, 1, 4)]
     assert found[0] == found[1] == found[2]
 
