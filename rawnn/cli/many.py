@@ -117,8 +117,8 @@ def many(vary: tuple[str, ...], seeds: int | None, folds: int | None, repeats: i
             if plot_file is not None and not differing(configs).keys() - {"seed"}:
                 raise ConfigError("--plot draws the score against what varies, and nothing but "
                                   "seeds does: add --vary, such as --vary lr=1e-4..1e-1:64")
-            found = start(configs, None, None, None, folds, repeats, None, halving, min_epochs,
-                          monitor, screen, {}, stacklevel=2)
+            found = start(configs, {}, folds=folds, repeats=repeats, halving=halving,
+                          min_epochs=min_epochs, monitor=monitor, listener=screen, stacklevel=2)
     if json_file:
         found.to_json(json_file)
     if not quiet:

@@ -57,8 +57,9 @@ def optimise(study: Any, space: Mapping[str, Any], *, trials: int, batch: int = 
         asked = [study.ask(distributions) for _ in range(min(batch, left))]
         left -= len(asked)
         configs = [Config(**{**fixed, **trial.params}) for trial in asked]
-        many = start(configs, data, validation, normalise, folds, repeats, rows, None, None,
-                     monitor, listener, {}, stacklevel=4)
+        many = start(configs, {}, data=data, validation=validation, normalise=normalise,
+                     folds=folds, repeats=repeats, rows=rows, monitor=monitor, listener=listener,
+                     stacklevel=4)
         _tell(library, study, asked, many, monitor)
         done.append(ended(many))
         if many.interrupted:

@@ -58,8 +58,9 @@ def search(*, space: Mapping[str, Any], data: Any = None, budget: int | None = N
     configs = tuple(Config(**{**fixed, **candidate}) for candidate in candidates)
     varied = differing(configs)
     variation = Variation(configs, {name: varied[name] for name in choices if name in varied})
-    return ended(start(variation, data, validation, normalise, folds, repeats, rows, halving,
-                       min_epochs, monitor, listener, {}, stacklevel=4))
+    return ended(start(variation, {}, data=data, validation=validation, normalise=normalise,
+                       folds=folds, repeats=repeats, rows=rows, halving=halving,
+                       min_epochs=min_epochs, monitor=monitor, listener=listener, stacklevel=4))
 
 
 def _candidates(choices: Mapping[str, Any], budget: int | None, seed: int,

@@ -1,5 +1,5 @@
-"""Which trainer a group of members gets: a kernel of the GPU, ordinary runs there, or the host; on
-several GPUs or ranks, one of these on each."""
+"""Which trainer a group of members gets: on a GPU one kernel, launches of all members or ordinary
+runs; the host; on several GPUs or ranks, one of these on each."""
 
 from __future__ import annotations
 

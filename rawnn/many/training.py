@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -73,8 +73,9 @@ def train_many(configs: Sequence[Config] | Config | None = None, *, data: Any = 
 
     Members whose widths, batch or kind of optimizer differ make groups that are compiled apart;
     groups run side by side, each on a stream of its own, where the GPU's memory holds them. On a
-    GPU a group is one kernel, where one fits; otherwise its members train launch by launch, a few
-    side by side, and the listener gets the reason. Without a GPU, or with device="host", members
+    GPU the steps of a group are one kernel, or launches of all its members, whichever is expected
+    to be faster; where neither is, each member trains by itself, a few side by side, and the
+    listener gets the reason. Without a GPU, or with device="host", members
     train on the host, by processes over its cores, which all groups share (RAWNN_WORKERS says how
     many, 1 trains without any); a RuntimeWarning says so where device is "auto".
 
@@ -98,13 +99,16 @@ def train_many(configs: Sequence[Config] | Config | None = None, *, data: Any = 
                 raise ConfigError(f"{name} is stored in the checkpoint: leave it out with resume")
         return ended(continue_from(resume, data, validation, listener, options, team,
                                    communicator))
-    return ended(start(configs, data, validation, normalise, folds, repeats, rows, halving,
-                       min_epochs, monitor, listener, options, 4, team, communicator))
+    return ended(start(configs, options, data=data, validation=validation, normalise=normalise,
+                       folds=folds, repeats=repeats, rows=rows, halving=halving,
+                       min_epochs=min_epochs, monitor=monitor, listener=listener, stacklevel=4,
+                       team=team, communicator=communicator))
 
 
-def start(configs: Any, data: Any, validation: Any, normalise: Any, folds: Any, repeats: int,
-          rows: Any, halving: float | None, min_epochs: int | None, monitor: str | None,
-          listener: object, options: dict[str, Any], stacklevel: int, team: Team | None = None,
+def start(configs: Any, options: Mapping[str, Any], *, listener: object, stacklevel: int,
+          data: Any = None, validation: Any = None, normalise: Any = None, folds: Any = None,
+          repeats: int = 1, rows: Any = None, halving: float | None = None,
+          min_epochs: int | None = None, monitor: str | None = None, team: Team | None = None,
           communicator: Any = None) -> Many:
     """`train_many` from the beginning; a warning names the caller so many frames up. What ended it
     is for the caller to pass on (`ended`)."""
