@@ -79,9 +79,8 @@ class ReadAhead:
 
 def outline_of(config: Config) -> Dataset | None:
     """The shapes of the data set that the Config names, if it may have to be fetched; None for any
-    other, and where the run before or the rows decide how they are normalised."""
-    return outline(config.dataset, config.data) \
-        if config.resume is None and config.normalise is None else None
+    other, and for a resumed run, which has further rules for its data."""
+    return outline(config.dataset, config.data) if config.resume is None else None
 
 
 def fitted(config: Config, notify: Callable[[str], None]) -> tuple[Config, Dataset]:

@@ -117,6 +117,8 @@ def check_unread(config: Config, opened: Opened, team: Team | None) -> None:
     """Refuse what cannot run on the data set that the Config names, by its shapes alone, so that
     nothing is fetched in vain. Raises ConfigError."""
     outline = outline_of(config)
-    if outline is not None:
-        config, outline = fitted_to(config, outline)
+    if outline is None:
+        return
+    config, outline = fitted_to(config, outline)
+    if config.normalise is None:  # else the kernels depend on the rows
         RunPlanner(config, outline, opened, team, lambda message: None).plan(None)

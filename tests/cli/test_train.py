@@ -67,6 +67,7 @@ def test_the_last_line_says_what_stood_in(rawnn: Rawnn) -> None:
      "does not fit the chip"),
     (("--layers", "100-10"), "takes 100 features, but mnist has 784"),
     (("--loss", "mse", "--dataset", "fashion-mnist"), "fashion-mnist has class labels"),
+    (("--layers", "784-9", "--normalise", "learned"), "ends in 9 outputs"),
     (("--batch", "60001"), "larger than the training set (60000 examples)"),
 ])
 def test_nothing_is_fetched_for_what_cannot_run(rawnn: Rawnn, monkeypatch: pytest.MonkeyPatch,
