@@ -73,8 +73,8 @@ class Config:
         of the persistent kernel that trains on a GPU, in full, such as "1x1:128:FFFF", as the
         `sharding` of a Result or of a member says it: the same as the toggle
         persistent=1x1:128:FFFF behind `opt`. "launches" replaces the toggles in `opt`, but for the
-        precision, by those that many networks train with launch by launch. None leaves it to
-        `opt`. It is ignored on the host, whose results do not depend on it
+        precision, by those of many networks whose kernels are launched for all at once. None leaves
+        it to `opt`. It is ignored on the host, whose results do not depend on it
     device
         "auto", "gpu", "gpu:N", "host" or "sim". Many networks train on several GPUs, too:
         "gpu:0,1,2,3" on these, "gpu:all" on all that the process sees; "sim:0,1" are two simulated

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rawnn.common.target import Machine, Target
 from rawnn.engine.runners.plan_data import data_spec_of
 from rawnn.graphs.unrolling import GraphPlan
-from rawnn.many.member_plans import OF_DATA, TEST, PlanBuilder, schedule_of, table_of
+from rawnn.many.member_plans import OF_DATA, TEST, PlanBuilder, table_of
 from rawnn.many.members import Group
 from rawnn.opts.launch_sharding import LAUNCH_TOGGLES
 from rawnn.persistent.problem import NOT_SETTINGS, Unsupported
@@ -25,7 +25,7 @@ from rawnn.plan.merging import DEFERRED
 from rawnn.plan.op import Op
 from rawnn.plan.op_flops import operations
 from rawnn.plan.ops.each_member import FOLD, OWN, SHARED, each_member
-from rawnn.plan.ops.members import SCORES, word_count
+from rawnn.plan.ops.members import SCORES
 from rawnn.plan.plan import Plan, advance
 from rawnn.plan.tensor import Role, Tensor
 from rawnn.ptx.each_member import FLAT, MOST_MEMBERS, elements_of
@@ -154,9 +154,9 @@ class _LaunchBuilder(PlanBuilder):
         scores = [self._means(f"{TEST}loss", "validation_loss", whole=chunks, batch=chunk,
                               partial=partial_chunk, answers=answers)]
         return LaunchPlans(
-            start=self._plan("start", self._initial(step)),
+            start=self._plan("start", self._initial(step.tensors.values())),
             refresh=self._plan("refresh", self._copied(step)),
-            begin=self._plan("begin", self._begin(group.steps)), end=self._plan("end", end),
+            begin=self._plan("begin", self._begin()), end=self._plan("end", end),
             scores=self._plan("scores", scores), training=training, evaluation=evaluation,
             answers=answers, single=step, words=table_of(group, self.settings))
 
@@ -193,13 +193,6 @@ class _LaunchBuilder(PlanBuilder):
         used = {name for op in ops for name in op.tensors}
         return replace(plan, ops=ops, tensors={
             n: t for n, t in {**tensors, **self._listed()}.items() if n in used}).check()
-
-    def _listed(self) -> dict[str, Tensor]:
-        """Which members a launch is for, and what each differs in."""
-        networks = len(self.group)
-        return {"active": Tensor("active", (networks,), "int32", Role.DATA),
-                "members": Tensor("members", (networks, word_count(len(self.settings))), "int32",
-                                  Role.DATA)}
 
     def _name_of(self, tensor: Tensor, part: str, prefix: str) -> str:
         if prefix and tensor.name == "order":
@@ -264,12 +257,8 @@ class _LaunchBuilder(PlanBuilder):
                    "steps": whole + (partial > 0), "batch": batch, "whole": whole, "left": partial,
                    "answers": answers})
 
-    def _begin(self, steps: int) -> list[Op]:
-        networks, schedule = len(self.group), schedule_of(self.group, 0)
-        ops = [Op("member_schedule", "schedule",
-                  {role: role for role in ("active", "members", "clock", "rates")},
-                  {"kind": schedule.kind, "launched": networks, "networks": networks,
-                   "steps": steps})]
+    def _begin(self) -> list[Op]:
+        networks, ops = len(self.group), [self._schedule()]
         if "order" in self.tensors:
             rows = {"rows": "rows"} if self.listed else {}
             ops.append(Op("member_orders", "orders", {
@@ -277,13 +266,6 @@ class _LaunchBuilder(PlanBuilder):
                 {"launched": networks, "networks": networks, "folds": self.folds,
                  "count": self.group.examples, "shuffled": self.shuffled}))
         return ops
-
-    def _initial(self, step: Plan) -> list[Op]:
-        streams = {t.name: i for i, t in enumerate(self.network.parameters())}
-        return [Op("initialise_members", f"{t.name}.initialise",
-                   {"w": t.name, "members": "members"},
-                   {"stream": streams[t.name], "bound": t.bound, "networks": len(self.group)})
-                for t in step.tensors.values() if t.role is Role.PARAMETER]
 
     def _copied(self, step: Plan) -> list[Op]:
         return [self._each(Op("cast", f"{t.name}.cast", {"source": t.source, "copy": t.name},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from threading import Lock
@@ -211,7 +211,6 @@ class PlanBuilder:
     def _common(self, plan: Plan, prefix: str,
                 part: str) -> tuple[dict[str, Tensor], dict[str, str]]:
         """Tensors of the data set and of the members that an op has, and its operands."""
-        networks = len(self.group)
         gather = plan.find(kind="gather")[0]
         stored = len(getattr(self.dataset, f"{part}_images"))
         tensors: dict[str, Tensor] = {}
@@ -237,10 +236,16 @@ class PlanBuilder:
         for role in ("mean", "inverse_std"):
             if role in gather.operands:
                 add(role, replace(plan[role], shape=(self.folds, *plan[role].shape)))
-        words = word_count(len(self.settings))
-        add("active", Tensor("active", (networks,), "int32", Role.DATA))
-        add("members", Tensor("members", (networks, words), "int32", Role.DATA))
+        for tensor in self._listed().values():
+            add(tensor.name, tensor)
         return tensors, operands
+
+    def _listed(self) -> dict[str, Tensor]:
+        """Which members a launch is for, and what each differs in."""
+        networks = len(self.group)
+        return {"active": Tensor("active", (networks,), "int32", Role.DATA),
+                "members": Tensor("members", (networks, word_count(len(self.settings))), "int32",
+                                  Role.DATA)}
 
     @property
     def targets_differ(self) -> bool:
@@ -348,13 +353,9 @@ class PlanBuilder:
                                  bool(self.group.held_out), partial, room, self.uneven_scored)
 
     def _start(self, train: Plan, evaluate: Plan, step: Plan) -> Plan:
-        networks = len(self.group)
-        streams = {t.name: i for i, t in enumerate(self.network.parameters())}
         tensors: dict[str, Tensor] = {**train.tensors, **evaluate.tensors,
                                       "cursor": step["cursor"]}
-        ops = [Op("initialise_members", f"{t.name}.initialise", {"w": t.name, "members": "members"},
-                  {"stream": streams[t.name], "bound": t.bound, "networks": networks})
-               for t in tensors.values() if t.role is Role.PARAMETER]
+        ops = self._initial(tensors.values())
         for role in ("mean", "inverse_std"):
             if role in step.tensors:
                 tensors[role] = replace(step[role], shape=(self.folds, *step[role].shape))
@@ -365,14 +366,25 @@ class PlanBuilder:
         return Plan("start", tensors, tuple(ops), train.batch, target=train.target,
                     scale=step.scale).check()
 
-    def _rates(self, train: Plan) -> Plan:
+    def _initial(self, tensors: Iterable[Tensor]) -> list[Op]:
+        """The ops that draw the initial weights among the tensors."""
+        streams = {t.name: i for i, t in enumerate(self.network.parameters())}
+        return [Op("initialise_members", f"{t.name}.initialise",
+                   {"w": t.name, "members": "members"},
+                   {"stream": streams[t.name], "bound": t.bound, "networks": len(self.group)})
+                for t in tensors if t.role is Role.PARAMETER]
+
+    def _schedule(self) -> Op:
+        """The op of the learning rates of an epoch's steps."""
         networks = len(self.group)
-        schedule = schedule_of(self.group, 0)
-        op = Op("member_schedule", "schedule",
-                {role: role for role in ("active", "members", "clock", "rates")},
-                {"kind": schedule.kind, "launched": networks, "networks": networks,
-                 "steps": self.group.steps})
-        return Plan("rates", dict(train.tensors), (op,), train.batch, target=train.target).check()
+        return Op("member_schedule", "schedule",
+                  {role: role for role in ("active", "members", "clock", "rates")},
+                  {"kind": schedule_of(self.group, 0).kind, "launched": networks,
+                   "networks": networks, "steps": self.group.steps})
+
+    def _rates(self, train: Plan) -> Plan:
+        return Plan("rates", dict(train.tensors), (self._schedule(),), train.batch,
+                    target=train.target).check()
 
 
 def words_of(group: Group, member: int, settings: tuple[str, ...]) -> dict[str, Any]:

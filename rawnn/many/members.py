@@ -64,7 +64,7 @@ _OF_GROUP = attrgetter(*(name for name in Config.known()
 
 
 def group_key(config: Config) -> tuple[object, ...]:
-    """Configs with equal keys compile alike, so that one kernel trains them: all fields but
+    """Configs with equal keys compile alike, so that one trainer has them: all fields but
     PER_MEMBER, the kind of the optimizer's step (SGD with a momentum of 0 stores no velocity), and
     the schedule's name, whether it has a warm-up and whether the learning rate is constant."""
     schedule = parse(config.schedule)
@@ -74,7 +74,7 @@ def group_key(config: Config) -> tuple[object, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """N members that one kernel trains: what they share, and for each what differs.
+    """N members that one trainer has: what they share, and for each what differs.
 
     config: of the first member, but `epochs` is the largest of all. `batch` and `partial` are
         decided (neither is None).
@@ -249,8 +249,8 @@ class MemberTrainer(Protocol):
 
     @property
     def sharding(self) -> str:
-        """Of the kernel, such as "1x1:128:FFFF", which `train(..., sharding=...)` repeats; "" where
-        no persistent kernel trains."""
+        """What `train(..., sharding=...)` repeats: of a kernel, such as "1x1:128:FFFF", or
+        "launches"; "" where ordinary runs train."""
 
     def run(self, active: Rows, epochs: int) -> None:
         """Train `epochs` more epochs of the members `active` (int32 indices into the group, in
