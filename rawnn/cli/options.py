@@ -119,7 +119,7 @@ class _HomePath(click.Path):
 PATH = _HomePath()
 
 _RUN: dict[str, Callable[[Any], Any]] = {
-    "opt": _option(TOGGLES, "--opt", "Toggles and presets, separated by commas: "
+    "opt": _option(TOGGLES, "--opt", "Toggles and at most one preset, separated by commas: "
                    "graphs=epoch,cublas starts from preload,arena; none,fuse does not; "
                    "best,-cudnn; seed; best,bias_relu=mine.cu with a kernel of your own.", "best",
                    metavar="TOGGLES", values=toggle_names, many=True),

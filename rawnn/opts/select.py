@@ -82,8 +82,8 @@ def select(text: str, network: Network, steps: int, machine: Machine, *,
     `steps` is the number of steps in an epoch, `batch` the examples in each; `recipe` and
     `data_spec`, if known, inform presets. With `lenient`, toggles without an effect on the host are
     left out there and named in the notes; otherwise they are refused. What is typed after a preset
-    has precedence over its choice. Raises ConfigError for an unknown toggle, a bad value, a
-    conflict, or a toggle that the machine cannot run.
+    has precedence over its choice. Raises ConfigError for an unknown toggle, a bad value, two
+    presets, a conflict, or a toggle that the machine cannot run.
     """
     setting = presets.Setting(network, batch, steps, machine, recipe, data_spec)
 
