@@ -21,10 +21,11 @@ from rawnn.engine.checkpoint import Checkpoint, find, unpack, write
 from rawnn.engine.config import Config
 from rawnn.engine.model import Model
 from rawnn.engine.result import Result
-from rawnn.engine.resumption import state_of
+from rawnn.engine.resumption import at_its_epoch, state_of
 from rawnn.engine.training import train
 from rawnn.model.layers import Network
-from rawnn.model.optimizers import UPDATE_RULES
+from rawnn.model.optimizers import UPDATE_RULES, Optimizer
+from rawnn.plan.recipe import Recipe
 from tests.cli.conftest import Rawnn
 from tests.cli.conftest import rawnn as rawnn
 from tests.engine import same_parameters
@@ -618,3 +619,20 @@ def test_moments_keep_their_corrected_values() -> None:
     found = rule.recount(state, a, 15, 30)
     for name, beta in (("m", 0.9), ("v", 0.999)):
         np.testing.assert_allclose(found[name] / (1 - beta**30), state[name] / (1 - beta**15))
+
+
+@pytest.mark.parametrize("missing", [(), ("m",), ("m", "v")])
+def test_only_complete_moments_are_corrected(missing: tuple[str, ...]) -> None:
+    """A file of another optimizer lacks some, which is refused where its state is loaded."""
+    network = Network((3, 2), bias=False)
+    state = {f"fc1.weight.{part}": np.full((2, 3), 0.5) for part in ("m", "v")
+             if part not in missing}
+    stored = Checkpoint(network, network.initial(1), 3,
+                        state={**state, "clock": np.array([3, 15], np.int32)})
+    recipe = Recipe(5, Optimizer("adam", 0.1), schedule="cosine", epochs=9)
+    found = at_its_epoch(stored, recipe, 10).state
+    assert found.pop("clock").tolist() == [3, 30]
+    for name, array in state.items():
+        beta = {"m": 0.9, "v": 0.999}[name[-1]]
+        factor = 1.0 if missing else (1 - beta**30) / (1 - beta**15)
+        np.testing.assert_allclose(found[name], array * factor, rtol=1e-6)

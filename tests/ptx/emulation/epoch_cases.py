@@ -48,7 +48,7 @@ EXPRESSIONS = (
     *(f"initialise_members<{t}>" for t in INITIALISED),
     "adjust_scale",
     "draw_words",
-    "draw_rounding", "round_values",
+    "draw_rounding", "round_values", "place_elements",
     *linear_cases.EXPRESSIONS,
 )
 UNALIGNED = 1  # elements by which a matrix is moved off its alignment
@@ -198,6 +198,15 @@ def check_cursor(emulator: Emulator, rng: np.random.Generator) -> None:
     clock = np.array([2, MAX_STEPS - 1], np.int32)
     emulator.call("tick", (1,), (1,), clock=clock, steps=2**31 - 1)
     assert list(clock) == [3, count_after(MAX_STEPS + 2**31 - 2)]
+
+
+def check_places(emulator: Emulator, rng: np.random.Generator) -> None:
+    """Of elements of matrices with more elements than 32 bits count."""
+    matrix = np.zeros(16, np.uint8)
+    for ld, row, column in ((16, 3, 5), (70_000, 70_000, 69_999), (2**31 - 1, 2**30, 7)):
+        places = np.zeros(33, np.uint64)
+        emulator.launch("place_elements", (1,), (33,), places, matrix, ld, row, column)
+        assert places.tolist() == [(row + i) * ld + column for i in range(33)]
 
 
 def check_philox(emulator: Emulator, rng: np.random.Generator) -> None:

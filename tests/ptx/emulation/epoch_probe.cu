@@ -1,4 +1,6 @@
-// Kernels that show what random.cuh draws and rounding.cuh makes of it, one element a thread, or 8.
+// Kernels that show what random.cuh draws and rounding.cuh makes of it, one element a thread, or 8; and
+// where elements of matrices lie.
+#include "primitives/common.cuh"
 #include "primitives/rounding.cuh"
 
 extern "C" __global__ void draw_words(unsigned int* words, unsigned long long seed,
@@ -28,4 +30,11 @@ extern "C" __global__ void round_values(const float* values, unsigned int* round
   for (int i = 0; i < 8; ++i) own[i] = values[8 * threadIdx.x + i];
   round_stochastic(words, own, rounding_window<8>(how, first + 9u * threadIdx.x).word);
   for (int i = 0; i < 4; ++i) rounded[4 * threadIdx.x + i] = words[i];
+}
+
+// Elements ahead of an element of the matrix; only its address is computed.
+extern "C" __global__ void place_elements(unsigned long long* places, const unsigned char* matrix,
+                                          int ld, int row, int column) {
+  places[threadIdx.x] =
+      static_cast<unsigned long long>(at(matrix, ld, row + static_cast<int>(threadIdx.x), column) - matrix);
 }
