@@ -52,6 +52,19 @@ def test_what_the_driver_refuses(device: Device, changed: dict[str, Any]) -> Non
                   GOOD.promotion) == (0, GOOD.encoded())
 
 
+@pytest.mark.parametrize("changed", [
+    {"address": 16}, {"extents": (1, 1)}, {"extents": (100, 2**32)}, {"strides": (2**40 - 16,)},
+    {"strides": (16,)}, {"box": (64, 256)}, {"box": (8, 1)}, {"box": (32, 8), "swizzle": "64B"},
+    {"box": (16, 8), "swizzle": "32B"}, {"box": (256, 8), "swizzle": "NONE"},
+    {"extents": (9,), "strides": (), "box": (8,)},
+    {"extents": (9,) * 5, "strides": (32,) * 4, "box": (8, *[1] * 4)}])
+def test_what_lies_at_the_drivers_limits(device: Device, changed: dict[str, Any]) -> None:
+    good = replace(GOOD, **changed)
+    assert device.driver.cuTensorMapEncodeTiled(
+        good.dtype, good.address, good.extents, good.strides, good.box, good.swizzle,
+        good.promotion) == (0, good.encoded())
+
+
 def test_older_gpus_have_no_maps() -> None:
     device = Device(Simulation(compute_capability=(8, 9)).backend())
     with pytest.raises(SimulationError, match=r"tensor maps need compute capability 9\.0"):
