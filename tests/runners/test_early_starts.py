@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from rawnn.cuda.compiling.launch_proof import Proof
-from rawnn.graphs.early_starts import programmatic_edges
+from rawnn.graphs.early_starts import may_start_early_on_stream, programmatic_edges
 from rawnn.plan.op import AFTER
+from rawnn.plan.tensor import Role
 
 
 def op(name: str, written: str, **attributes: Any) -> Any:
@@ -45,3 +46,24 @@ def test_a_copy_or_a_call_of_a_library_has_full_edges(place: int) -> None:
     ops = [op("first", "w"), op("second", "x"), op("third", "y")]
     found = programmatic_edges(ops, [(), (0,), (1,)], proofs)
     assert found == [(), (0,) if place == 2 else (), (1,) if place == 0 else ()]
+
+
+@pytest.mark.parametrize("early", [(), ("data",), ("cursor",), ("data", "cursor"), ("weights",),
+                                   ("data", "weights"), ("absent",)])
+@pytest.mark.parametrize("moved", [(), ("data",), ("cursor",), ("weights",)])
+@pytest.mark.parametrize("waits", [True, False])
+def test_on_a_stream_only_what_no_kernel_writes_may_be_read_early(
+        early: tuple[str, ...], moved: tuple[str, ...], waits: bool) -> None:
+    roles = {"data": Role.DATA, "cursor": Role.CURSOR, "weights": Role.PARAMETER}
+    kernel = SimpleNamespace(operands={name: name for name in roles}, writes=[("out", "")])
+    other = SimpleNamespace(operands={}, writes=[(name, "") for name in moved])
+
+    class Plan:
+        ops = (kernel, other)
+
+        def __getitem__(self, name: str) -> Any:
+            return SimpleNamespace(role=roles[name])
+
+    may_start: Any = may_start_early_on_stream
+    assert may_start(kernel, Plan(), Proof(waits=waits, early=early)) == (
+        waits and "weights" not in early and not {*early} & {*moved})

@@ -288,3 +288,20 @@ def test_kernels_that_do_not_wait_are_launched_in_full_order() -> None:
     extended = simulation.faults.count("cuLaunchKernelEx")
     plain = simulation.faults.count("cuLaunchKernel")
     assert extended > 10 * plain > 0  # `initialise` and its like
+
+
+@pytest.mark.parametrize(("opt", "fills"), [
+    ("graphs=epoch", 0), ("preload,graphs=epoch", 0), ("preload,graphs=step", 1),
+    ("preload,graphs=2", 1), ("preload,graphs=while", 1)])
+def test_the_cursor_is_reset_where_graphs_move_it(opt: str, fills: int) -> None:
+    simulation = Simulation()
+    device = Device(simulation.backend())
+    runner = GpuRunner(device, make_work(opt, (5, 3), random_dataset(5, 3, 6, 3), batch=2))
+    runner.epoch(True)
+    before = simulation.faults.count("cuMemsetD8Async")
+    runner.epoch(True)
+    assert simulation.faults.count("cuMemsetD8Async") - before == fills
+    runner.metrics()
+    runner.close()
+    device.close()
+    simulation.assert_clean()
