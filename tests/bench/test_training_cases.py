@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rawnn.bench import training
@@ -185,3 +186,15 @@ def test_an_ablation_measures_each_toggle_alone_and_beside_the_others() -> None:
     pairs = {pair for t in found for pair in t.variants}
     assert len(pairs) == 2 + 2 * len(found)
     assert {("linear", "best,-fuse"), ("linear", "preload,arena,fuse")} <= pairs
+
+
+@pytest.mark.parametrize("full", ["best", "preload,arena,graphs=epoch,fuse,pdl,report=3"])
+def test_an_ablated_toggle_is_added_with_its_value_and_removed_by_its_name(full: str) -> None:
+    suite = msgspec.structs.replace(SUITES.ablation[0], full=full)
+    found = ablated(suite, CAPABLE)
+    assert {t.toggle for t in found} >= {"fuse", "graphs=epoch"}
+    for each in found:
+        name = each.toggle.partition("=")[0]
+        opts = (each.base, full, f"{each.base},{each.toggle}", f"{full},-{name}")
+        assert each.variants == [("linear", opt) for opt in opts]
+        assert name not in [word.partition("=")[0] for word in each.base.split(",")]
