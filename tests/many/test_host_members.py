@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -171,3 +173,79 @@ def test_a_member_that_diverges_stops_alone() -> None:
     assert np.isnan(scores.train_loss[1, -1])
     check_member(group, trainer, 0, rawnn.train(configs[0], data=group.dataset))
     trainer.close()
+
+
+class FakeGpu:
+    """A GPU whose free memory is read in turns, and whose streams are counted."""
+
+    def __init__(self, free: Sequence[int]) -> None:
+        self.free, self.streams, self.closed = list(free), 0, 0
+
+    def free_memory(self) -> int:
+        return self.free.pop(0) if len(self.free) > 1 else self.free[0]
+
+    def with_own_stream(self) -> FakeGpu:
+        self.streams += 1
+        return self
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def sessions(monkeypatch: pytest.MonkeyPatch) -> Callable[..., MemberSessions]:
+    """Of members on a GPU; a session may be closed once."""
+    @dataclass
+    class Opened:
+        device: FakeGpu
+
+    class Held:
+        sharding = ""
+
+        def __init__(self, config: Config, opened: Any, data: Any) -> None:
+            self.is_open = True
+
+        def __exit__(self, *exception: object) -> None:
+            assert self.is_open
+            self.is_open = False
+
+    monkeypatch.setattr("rawnn.many.sessions.Session", Held)
+
+    def make(count: int, *free: int) -> MemberSessions:
+        group = group_of([Config(**OPTIONS, seed=seed) for seed in range(count)])
+        return MemberSessions(group, Opened(FakeGpu(free)))  # type: ignore[arg-type]
+    return make
+
+
+@pytest.mark.parametrize(("before", "after", "members", "at_once", "most"), [
+    (1000, 900, 9, 4, 4), (200, 100, 9, 1, 1), (212, 112, 9, 2, 2), (300, 200, 9, 2, 2),
+    (334, 234, 9, 3, 3), (10_000, 9_900, 9, 4, 24), (20_000, 19_900, 9, 4, 32),
+    (10_000, 9_900, 2, 2, 24), (100, 100, 9, 4, 25), (100, 120, 9, 4, 30), (1000, 0, 9, 1, 1)])
+def test_members_train_at_once_where_a_gpu_has_room_for_their_sessions(
+        sessions: Any, before: int, after: int, members: int, at_once: int, most: int) -> None:
+    """Nine tenths of what is free beside the first for others that train, a quarter for all that
+    stay open."""
+    made = sessions(members, before, after)
+    opened = made._session(0, MemberState(), 0)
+    assert (made._at_once, made._most) == (at_once, most)
+    made._idle[0] = opened
+    made._session(1, MemberState(), 0)
+    assert (made._at_once, made._most) == (at_once, most)  # the first says it for all
+
+
+def test_a_session_that_is_forgotten_is_closed_once_and_leaves_its_stream(sessions: Any) -> None:
+    made = sessions(3, 10_000, 9_900)
+    gpu = made._opened.device
+    held = [made._session(member, MemberState(), member) for member in range(3)]
+    made._idle.update(enumerate(held))
+    for _ in range(2):
+        made.forget(1)
+    assert [each.session.is_open for each in held] == [True, False, True]
+    made._idle[1] = made._session(1, MemberState(), 0)
+    assert made._idle[1].opened is held[1].opened
+    assert gpu.streams == 3
+    assert made.release()
+    assert not made.release()
+    assert not any(each.session.is_open for each in held)
+    made.close()
+    assert gpu.closed == 3
