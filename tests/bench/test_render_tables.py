@@ -21,6 +21,7 @@ from rawnn.bench.render.texts import bound_multiple, factor, milliseconds, three
 from rawnn.bench.render.training import ladder_remarks, toggle_grids
 from rawnn.opts import TOGGLES
 from tests.bench.built import entry, place, programs, reference, results, rung
+from tests.records.tables import suites
 
 
 @pytest.fixture
@@ -299,3 +300,19 @@ def test_a_time_that_never_became_steady_is_named_below_its_table() -> None:
     ({"device": "sim", "gpu": {}}, "a SIMULATED GPU, whose times say nothing about a real one")])
 def test_a_machine_is_named_with_its_driver(changed: dict[str, Any], named: str) -> None:
     assert machine(msgspec.structs.replace(place(), **changed)) == named
+
+
+@pytest.mark.parametrize("suite", sorted(suites().keys() & SUITES.keys()))
+def test_a_table_in_markdown_begins_behind_an_empty_line_and_all_are_there(suite: str) -> None:
+    """Markdown makes one table of rows that follow each other, and takes a row behind a text for
+    a part of it."""
+    found = suites()[suite]
+    lines = markdown(found, suite).split("\n")
+    begins = [n for n, line in enumerate(lines)
+              if line.startswith("|") and not (n and lines[n - 1].startswith("|"))]
+    assert len(begins) == len(SUITES[suite].grids(found)) > 0
+    assert all(n == 0 or not lines[n - 1] for n in begins)
+    for begin, grid in zip(begins, SUITES[suite].grids(found), strict=True):
+        assert lines[begin].strip("| ").split(" | ") == [h or "" for h in grid.headings]
+        assert set(lines[begin + 1]) <= set("|-:")
+        assert all(line.startswith("|") for line in lines[begin:begin + 2 + len(grid.rows)])
