@@ -9,6 +9,7 @@ from typing import cast
 
 from rawnn.cli.plan import assumed
 from rawnn.common.errors import ConfigError
+from rawnn.common.target import gpu_named
 from rawnn.cuda.device import DeviceInfo
 from rawnn.engine.launch_choices import (
     applied,
@@ -21,6 +22,7 @@ from rawnn.engine.launch_choices import (
 from rawnn.engine.parallel import with_nccl
 from rawnn.engine.runners.prepared_run import prepare
 from rawnn.graphs.unrolling import graph_plans
+from rawnn.many.launch_plans import launch_plans, single_microseconds, step_microseconds
 from rawnn.model.layers import INITIALISERS, Network
 from rawnn.opts import batch as batch_toggle
 from rawnn.opts import select
@@ -30,7 +32,8 @@ from rawnn.plan.dependencies import reason
 from rawnn.plan.plan import Plan
 from rawnn.plan.recipe import DataSpec, Recipe
 from rawnn.tuning import search
-from tests.engine import dataset_for
+from tests.engine import CAPABLE, dataset_for
+from tests.many.test_gpu_members import folded, group_of
 from tests.records import Lines, outcome, record, short
 from tests.records.decisions import LIBRARIES, geometry, total_bytes
 from tests.records.sampled import Case, Draw, cases, selected
@@ -282,3 +285,28 @@ def batches() -> Lines:
             lambda: with_batch(value, base, 60_000, free, lambda r: fixed + each * r.batch)[1]
         )
     yield f"share {batch_toggle.SHARE}"
+
+
+@record
+def members_by_launches() -> Lines:
+    """How many networks of any size train side by side: launches, and the time that is expected."""
+    for folds, options in (
+        (0, {"layers": (29, 16, 7)}),
+        (2, {"layers": (29, 40, 40, 7), "optimizer": "adam", "opt": "tf32"}),
+        (2, {"layers": (29, 700, 7), "batch": 64, "opt": "bf16", "shuffle": False}),
+    ):
+        group = folded(4, folds, **options) if folds else group_of(4, 300, **options)
+        target = gpu_named("H200")
+        plans = launch_plans(group, replace(CAPABLE, measure=lambda: target), "", 3)
+        yield ""
+        yield f"# {options}, {folds} folds"
+        yield f"whole {plans.whole}, chunks {plans.chunks}, answers {plans.answers}"
+        for name in ("start", "refresh", "begin", "steps", "rest", "measuring", "left", "end"):
+            plan: Plan = getattr(plans, name)
+            held = total_bytes(plan.tensors.values())
+            yield f"{name}: {len(plan.ops)} ops, {len(plan.tensors)} tensors, {held} B"
+            yield from (f"  {op.name}: {op.impl} {geometry(op, plan)}" for op in plan.ops)
+        for on in (target, gpu_named("A100")):
+            times = [step_microseconds(plans.single, n, on) for n in (1, 7, 500)]
+            yield f"a step of 1, 7, 500: {short(times)} us"
+            yield f"of one by itself: {short(single_microseconds(plans.single, on))} us"
