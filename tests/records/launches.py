@@ -293,7 +293,7 @@ def members_by_launches() -> Lines:
     for folds, options in (
         (0, {"layers": (29, 16, 7)}),
         (2, {"layers": (29, 40, 40, 7), "optimizer": "adam", "opt": "tf32"}),
-        (2, {"layers": (29, 700, 7), "batch": 64, "opt": "bf16", "shuffle": False}),
+        (2, {"layers": (29, 700, 7), "batch": 16, "opt": "bf16", "shuffle": False}),
     ):
         group = folded(4, folds, **options) if folds else group_of(4, 300, **options)
         target = gpu_named("H200")
