@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -73,3 +75,20 @@ def test_every_part_is_a_test_that_takes_slices() -> None:
     assert {"tests/persistent/test_emulator.py", "tests/proof/test_planted.py",
             "tests/properties/test_runners.py (slice 9)"} <= names
     assert "tests/test_model.py" not in names
+
+
+def test_a_walk_is_of_a_commit_with_nothing_changed_but_what_it_writes(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = ["rawnn/a.py", *full_walk.WRITTEN]
+
+    def run(words: list[str], **more: Any) -> Any:
+        lines = ["abc"] if words[1] == "rev-parse" else [f" M {name}" for name in changed]
+        return SimpleNamespace(stdout="\n".join([*lines, ""]))
+
+    monkeypatch.setattr(full_walk.subprocess, "run", run)
+    with pytest.raises(SystemExit, match="commit first: rawnn/a.py differ from the last commit"):
+        full_walk.commit_of_code()
+    del changed[0]
+    assert full_walk.commit_of_code() == "abc"
+    changed.clear()
+    assert full_walk.commit_of_code() == "abc"
