@@ -86,7 +86,7 @@ def test_a_walk_is_of_a_commit_with_nothing_changed_but_what_it_writes(
         return SimpleNamespace(stdout="\n".join([*lines, ""]))
 
     monkeypatch.setattr(full_walk.subprocess, "run", run)
-    with pytest.raises(SystemExit, match="commit first: rawnn/a.py differ from the last commit"):
+    with pytest.raises(SystemExit, match=r"commit first: rawnn/a\.py differ from the last commit"):
         full_walk.commit_of_code()
     del changed[0]
     assert full_walk.commit_of_code() == "abc"
