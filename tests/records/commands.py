@@ -8,6 +8,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -208,6 +209,34 @@ def doctors() -> Lines:
     ):
         for each in (*doctor._libraries(), *doctor._tools()):
             yield f"{each}"
+    with tempfile.TemporaryDirectory() as name:
+        wheels = Path(name, "nvidia")
+        for file in ("cuda_fp16.h", "cuda/std/cstdint", "crt/mma.h", "libx.so.7.5"):
+            Path(wheels, file).parent.mkdir(parents=True, exist_ok=True)
+            Path(wheels, file).touch()
+        for major, suffix in ((12, "-cu12"), (13, ""), (None, "-cu12"), (13, "of nothing")):
+            with (
+                patch.object(doctor, "has_package", lambda name: True),
+                patch.object(doctor.headers, "cuda_major", lambda major=major: major),
+                patch.object(doctor, "_driver_version", lambda: 12040),
+                patch.object(doctor.headers, "nvrtc_library_path", lambda: wheels / "libx.so.7.5"),
+                patch.object(doctor.headers, "include_directories", lambda: (wheels,)),
+                patch.object(doctor.headers, "cudadevrt_library", lambda: wheels / "libd.a"),
+                patch.object(doctor.headers, "tool", lambda name: Path("/t", name)),
+                patch.object(doctor.headers, "tool_folders", lambda: [Path("/t")]),
+                patch.object(doctor.locate, "find", lambda files, folders: Path("/l/a.so.1.2")),
+                patch.object(doctor.locate, "candidates", lambda folders: folders),
+                patch.object(doctor.metadata, "version", partial(_version, suffix)),
+            ):
+                for each in (*doctor._libraries(), *doctor._tools()):
+                    yield f"{each}".replace(name, "DIR")
+
+
+def _version(suffix: str, name: str) -> str:
+    """The version of a wheel whose name ends so."""
+    if not name.startswith("nvidia-cu") or name.endswith(suffix):
+        return f"that of {name}"
+    raise doctor.metadata.PackageNotFoundError(name)
 
 
 NUMBER = re.compile(r"(?<![\w.=-])\d[\d,]*\.\d+(e[+-]\d+)?|(?<![\w.])nan(?!\w)")
