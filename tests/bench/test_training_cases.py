@@ -10,7 +10,7 @@ import pytest
 from rawnn.bench import training
 from rawnn.bench.cases.ablation import ablated
 from rawnn.bench.cases.toggles import pairings, toggles_named
-from rawnn.bench.cases.workloads import default_opts, workload_opts
+from rawnn.bench.cases.workloads import default_opts, nothing_ran, workload_opts
 from rawnn.bench.harness import Harness
 from rawnn.bench.record import Results
 from rawnn.bench.suites import read_suites
@@ -22,6 +22,7 @@ from rawnn.engine.session import Session
 from rawnn.model.workloads import workload
 from rawnn.opts import TOGGLES, select
 from rawnn.opts.presets import PRESETS
+from tests.bench import built
 from tests.engine import CAPABLE, random_dataset
 
 DATA = random_dataset(784, 10, 300, 60)
@@ -198,3 +199,11 @@ def test_an_ablated_toggle_is_added_with_its_value_and_removed_by_its_name(full:
         opts = (each.base, full, f"{each.base},{each.toggle}", f"{full},-{name}")
         assert each.variants == [("linear", opt) for opt in opts]
         assert name not in [word.partition("=")[0] for word in each.base.split(",")]
+
+
+@pytest.mark.parametrize("ran", [(), (False,), (True,), (True, False), (False, True), (True, True)])
+def test_workloads_of_which_one_ran_are_no_failure(ran: tuple[bool, ...]) -> None:
+    found = built.results(*(built.entry(f"workloads/{n}", "best", {"epoch_ms": [1.0], **(
+        {"accuracy": [0.5]} if has_run else {})}) for n, has_run in enumerate(ran)))
+    assert nothing_ran(found) == ("" if any(ran) else
+                                  "none of it can run here; the reasons stand above")

@@ -60,7 +60,10 @@ def test_beside_best_in_turns(mine: Path, capsys: pytest.CaptureFixture[str],
     for name, value in {"WARM_S": 0.0, "PATIENCE_S": 0.0, "SAMPLES": 1}.items():
         monkeypatch.setattr(worker, name, value)
     assert run(["kernel", "try", str(mine), "--as", "bias_relu", "--device", "sim", *SMALL]) == 0
-    text = capsys.readouterr().out
+    printed = capsys.readouterr()
+    text, turns = printed.out, re.findall(r"turn (\d) of (\d): (.*)", printed.err)
+    assert turns == [(str(n), "4", what) for n, what in enumerate(
+        ("best", "best,bias_relu=mine.cu") * 2, 1)]
     assert "alone     relu1: " in text
     assert "best,bias_relu=mine.cu is" in text
     assert "the loss curve stayed" in text
