@@ -98,6 +98,7 @@ def test_an_ensemble_that_ours_gets_wrong_is_a_failure(tmp_path: Path,
                                                        monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rawnn.bench.peers.system_comparison.checker",
                         lambda problem, programs: lambda program: 1.5)
+    monkeypatch.setattr(many, "ROUNDS", 1)
     done = invoke("many", "B", "--members", "16", "--precision", "float32", "--device", "host",
                   "--peer", "numpy", "--json", str(tmp_path / "m.json"))
     assert "was wrong in 1 of 1 network (B/16)" in str(done.exception)
@@ -108,6 +109,7 @@ def test_an_ensemble_that_ours_gets_wrong_is_a_failure(tmp_path: Path,
 def test_versions_of_all_systems_are_kept_where_each_problem_has_new_processes(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(many, "is_large", lambda problem: True)
+    monkeypatch.setattr(many, "ROUNDS", 1)
     kept = tmp_path / "m.json"
     done = invoke("many", "A", "--members", "16", "--precision", "float32", "--device", "host",
                   "--peer", "numpy", "--json", str(kept))

@@ -12,6 +12,8 @@ import msgspec
 import pytest
 
 from rawnn.bench import regressions, training
+from rawnn.bench.cases import many_networks
+from rawnn.bench.peers import worker
 from rawnn.bench.peers.worker import Timed
 from rawnn.bench.record import Record, Results, read_results
 from rawnn.bench.regressions import Pair, elsewhere, judged, notes_of, pairs_of
@@ -170,7 +172,11 @@ def test_a_planted_slowdown_is_found_and_the_others_are_left_alone(
     assert "1 of 2 variants are worse" in str(done.exception)
 
 
-def test_a_rung_a_program_of_a_sample_and_an_ensemble_are_measured_again(tmp_path: Path) -> None:
+def test_a_rung_a_program_of_a_sample_and_an_ensemble_are_measured_again(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(many_networks, "ROUNDS", 1)
+    monkeypatch.setattr(regressions, "ENOUGH", 2)
+    monkeypatch.setattr(worker, "PATIENCE_S", worker.WARM_S)  # here, not in processes of peers
     small = ("--device", "host", "--json")
     ladder, sample, many = (tmp_path / f"{name}.json" for name in ("ladder", "sample", "many"))
     assert invoke("ladder", "--dataset", "synthetic", "--epochs", "1", "--repeats", "1", "--rungs",

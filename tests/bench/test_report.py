@@ -175,11 +175,17 @@ def test_what_failed_ended_early_or_was_simulated_is_a_warning(tmp_path: Path) -
     assert "1 entry of rawnn failed" in words
 
 
-def test_the_kept_results_make_a_page(tmp_path: Path) -> None:
-    """Some files of each kind, others in the next slice."""
+@pytest.fixture(scope="module")
+def kept_page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of some files of each kind in results/, others in the next slice."""
+    folder = tmp_path_factory.mktemp("kept")
     for path in sliced(sorted(RESULTS.glob("*.json")), kind=lambda p: p.name.partition("-")[0]):
-        shutil.copy(path, tmp_path)
-    text = made(str(tmp_path), "--out", str(tmp_path / "r.html"), "--title", "Ours & others")
+        shutil.copy(path, folder)
+    return made(str(folder), "--out", str(folder / "r.html"), "--title", "Ours & others")
+
+
+def test_the_kept_results_make_a_page(kept_page: str) -> None:
+    text = kept_page
     assert "Ours &amp; others" in text
     page = Page(text)
     assert page.open == []
@@ -216,11 +222,13 @@ def test_a_browser_shows_the_page_without_a_complaint(files: list[str], tmp_path
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
-def test_the_folded_page_of_all_results_is_short_and_never_scrolls_sideways(tmp_path: Path) -> None:
-    """One page for both widths: to render it takes far longer than to show it."""
+def test_the_folded_page_of_results_is_short_and_never_scrolls_sideways(
+        kept_page: str, tmp_path: Path) -> None:
+    """One page for both widths: to render it takes far longer than to show it. Older files of a
+    kind are folded into one line, so that a slice is nearly as high as all of them."""
     assert BROWSER is not None
     page = tmp_path / "r.html"
-    said = made(str(RESULTS), "--out", str(page)).replace("</main>", """</main><script>
+    said = kept_page.replace("</main>", """</main><script>
         const e = document.documentElement;
         document.title = `${e.scrollHeight} ${e.scrollWidth} ${e.clientWidth}`;</script>""")
     page.write_text(said)
