@@ -75,11 +75,16 @@ def compile_(file: Path, names: tuple[str, ...], arch: str | None, defines: tupl
     from rawnn.lab import inspection
 
     source, arch = _source(file, defines, include, options, arch)
-    wanted, others = ((inspection.instances(source, names), ()) if names
-                      else inspection.list_instances(source))
-    for sentence in others:
-        say(sentence)
-    built = inspection.compile_instances(source, wanted, arch)
+    if names:
+        wanted = inspection.instances(source, names)
+        built = inspection.compile_instances(source, wanted, arch)
+    else:
+        listed, others = inspection.list_instances(source)
+        for sentence in others:
+            say(sentence)
+        built, wanted, absent = inspection.compile_listed(source, listed, arch)
+        for sentence in absent:
+            say(sentence)
     found = inspection.read_resources(built, wanted, arch, block)
     headings = ["kernel", "registers", "shared B", "stack B", "spill stores B", "spill loads B"]
     headings += ["blocks/SM", "occupancy", "limited by"] if block else []

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rawnn.common.errors import ConfigError, MissingLibrary
+from rawnn.common.errors import CompileError, ConfigError, MissingLibrary
 from rawnn.cuda.compiling.c_types import FORMATS, TYPE_WORDS
 from rawnn.cuda.compiling.compile import Compiled
 from rawnn.cuda.compiling.compiled_signature import Declarations
 from rawnn.cuda.compiling.declarations import UnbalancedBrackets
 from rawnn.cuda.compiling.device_part import find_dynamic_kernels, find_launches
 from rawnn.cuda.compiling.headers import tool, tool_folders
+from rawnn.cuda.compiling.probe import has_body, undefined
 from rawnn.cuda.compiling.resources import (
     SM_LIMITS,
     Occupancy,
@@ -50,8 +51,8 @@ def instances(source: Source, names: Sequence[str]) -> tuple[str, ...]:
     one, and for a template without its arguments."""
     declared = Declarations(source.declarations, (Path(source.name).parent, *source.include,
                                                   *INCLUDE))
-    if not declared.names and not names:
-        raise ConfigError(f"{source.name} has no __global__ function")
+    if not names:
+        _refuse_none(source, declared)
     found = []
     for name in tuple(names) or declared.names:
         signature = next(iter(declared.of(name)), None)
@@ -70,8 +71,7 @@ def list_instances(source: Source) -> tuple[tuple[str, ...], tuple[str, ...]]:
     ConfigError if there is no kernel."""
     declared = Declarations(source.declarations, (Path(source.name).parent, *source.include,
                                                   *INCLUDE))
-    if not declared.names:
-        raise ConfigError(f"{source.name} has no __global__ function")
+    _refuse_none(source, declared)
     try:
         dynamic = find_dynamic_kernels(source.text)
     except UnbalancedBrackets:
@@ -87,6 +87,37 @@ def list_instances(source: Source) -> tuple[tuple[str, ...], tuple[str, ...]]:
         else:
             found.append(name)
     return instances(source, found) if found else (), tuple(sentences)
+
+
+def _refuse_none(source: Source, declared: Declarations) -> None:
+    """Raise ConfigError where the source declares no kernel outside of macros."""
+    if not declared.names:
+        raise ConfigError(f"{source.name} has no __global__ function" + (
+            ": its kernels are made by a macro, which puts their names together: name those that "
+            "are meant, behind the file" if declared.has_pasted_names else ""))
+
+
+_ABSENT = re.compile(
+    r'__nv_name_map\((\d+)\): error: (?:identifier "\w+" is undefined|[^\n]* has no member "\w+")'
+    r'.*?__nv_name_map\(\1\): error: Error in parsing name expression[^"\n]*" ?([^"\n]+)"',
+    re.DOTALL)
+"""A kernel that NVRTC was asked for and has not seen, behind its place in the list."""
+
+
+def compile_listed(source: Source, listed: Sequence[str], arch: str
+                   ) -> tuple[Compiled, tuple[str, ...], tuple[str, ...]]:
+    """The kernels of `list_instances` compiled; those that the preprocessor keeps for `arch`; a
+    sentence on each that an #if leaves out. Raises as `compile_instances`."""
+    try:
+        return compile_instances(source, listed, arch), tuple(listed), ()
+    except CompileError as error:
+        absent = {name.replace(" ", "") for _, name in _ABSENT.findall(str(error))}
+        present = tuple(each for each in listed if each not in absent)
+        if not present or len(present) == len(listed):
+            raise
+    return compile_instances(source, present, arch), present, tuple(
+        f"'{each}' is left out: an #if removes it for {arch}"
+        for each in listed if each in absent)
 
 
 def _uninstantiated(source: Source, name: str, signature: KernelSignature) -> str:
@@ -129,6 +160,8 @@ def read_resources(built: Compiled, expressions: Sequence[str], arch: str,
     found = []
     for expression in expressions:
         name = built.lowered[expression]
+        if name not in used:
+            raise undefined("the source", expression)
         usage = used[name]
         found.append(Resources(
             expression, usage, spilled.get(name, (0, 0)),
@@ -140,7 +173,12 @@ def read_resources(built: Compiled, expressions: Sequence[str], arch: str,
 def ptx(source: Source, expressions: Sequence[str], arch: str) -> str:
     """The PTX of instances for an architecture. Raises CompileError, MissingLibrary."""
     virtual = "compute_" + arch.partition("_")[2]
-    return source.compiled(expressions, virtual).cubin.rstrip(b"\0").decode(errors="replace")
+    built = source.compiled(expressions, virtual)
+    text = built.cubin.rstrip(b"\0").decode(errors="replace")
+    for expression in expressions:
+        if not has_body(text, built.lowered[expression]):
+            raise undefined(source.name, expression)
+    return text
 
 
 def sass(source: Source, expressions: Sequence[str], arch: str) -> str:

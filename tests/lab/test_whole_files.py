@@ -11,7 +11,7 @@ import pytest
 
 import rawnn
 from rawnn.cli import run
-from rawnn.common.errors import CompileError
+from rawnn.common.errors import CompileError, ConfigError
 from rawnn.cuda.compiling import whole_file
 from rawnn.cuda.compiling.cache import CubinCache
 from rawnn.cuda.compiling.compile import Compiled, compile_source
@@ -102,6 +102,65 @@ def test_the_command_checks_it(file: Path, capsys: pytest.CaptureFixture[str]) -
     printed = capsys.readouterr()
     assert status == 0, printed.err
     assert "function main (lines 21-28)" in printed.out
+
+
+COPY = "__global__ void copy(float* y, const float* x, int n) { if (n) y[0] = x[0]; }\n"
+
+
+@pytest.mark.parametrize("variable", [
+    'const char* note = "}}} __global__ void no() {";', "static float total = 0;",
+    'static const char* text = R"(__global__ void no(int a) { } } }))";'])
+def test_variables_of_the_host_alone_are_left_out(variable: str) -> None:
+    """NVRTC refuses them, also in a file without a function of the host."""
+    kernel = rawnn.Kernel(f"{variable}\n{COPY}", "copy", device=rawnn.lab.simulated())
+    assert [(each.what, each.first) for each in kernel.left_out] in (
+        [("variable", 1)], [("constant", 1)])
+
+
+@pytest.mark.parametrize("condition", ["#if 0", "#ifdef OLD", "#if __CUDA_ARCH__ >= 900"])
+@pytest.mark.parametrize("space", ["", "a"])
+def test_the_command_leaves_out_what_the_preprocessor_removes(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str], condition: str, space: str) -> None:
+    path, old = tmp_path / "old.cu", "__global__ void old(float* y) {}"
+    within = f"namespace a {{ {old} }}" if space else old
+    beside = "namespace a { __global__ void other(float* y) {} }\n" if space else ""
+    path.write_text(f"{condition}\n{within}\n#endif\n{beside}{COPY}")
+    assert run(["kernel", "compile", str(path), "--arch", "sm_80"]) == 0
+    said = capsys.readouterr()
+    name = "a::old" if space else "old"
+    assert f"rawnn: '{name}' is left out: an #if removes it for sm_80\n" in said.err
+    assert "copy" in said.out
+    assert run(["kernel", "compile", str(path), name, "--arch", "sm_80"]) != 0
+    path.write_text(f"{condition}\n{within}\n#endif\n{COPY.replace('x[0]', 'z[0]')}")
+    assert run(["kernel", "compile", str(path), "--arch", "sm_80"]) != 0
+    assert 'identifier "z" is undefined' in capsys.readouterr().err
+
+
+def test_a_kernel_without_a_body_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]
+                                            ) -> None:
+    path = tmp_path / "declared.cu"
+    path.write_text("__global__ void later(float* y, int n);\n")
+    for command, name in (("compile", []), ("compile", ["later"]), ("show", ["later"])):
+        assert run(["kernel", command, str(path), *name, "--arch", "sm_80"]) == 1
+        assert "declares the kernel 'later', but does not define it" in capsys.readouterr().err
+    with pytest.raises(CompileError, match="does not define it"):
+        rawnn.Kernel(path, "later", device=rawnn.lab.simulated())
+
+
+def test_a_macro_may_put_the_names_of_kernels_together(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "pasted.cu"
+    path.write_text("#define COPY(T) \\\n"
+                    "  __global__ void copy_##T(T* y, const T* x) { *y = *x; }\n"
+                    "COPY(float)\nCOPY(double)\n")
+    kernel = rawnn.Kernel(path, "copy_double", device=rawnn.lab.simulated())
+    assert "copy_double(double* arg0, double* arg1)" in repr(kernel)
+    assert run(["kernel", "compile", str(path), "copy_float", "--arch", "sm_80"]) == 0
+    assert run(["kernel", "compile", str(path), "--arch", "sm_80"]) == 2
+    assert "its kernels are made by a macro" in capsys.readouterr().err
+    assert run(["kernel", "compile", str(path), "copy_int", "--arch", "sm_80"]) != 0
+    with pytest.raises(ConfigError, match="there is no kernel 'copied'"):
+        rawnn.Kernel(COPY, "copied", device=rawnn.lab.simulated())
 
 
 def test_a_kernel_that_launches_kernels_is_refused_by_name(file: Path) -> None:

@@ -137,7 +137,8 @@ def compile_source(
     its device part is compiled instead (whole_file.py) if it has host code, or the source with the
     headers that nvcc includes implicitly.
 
-    Raises CompileError, with numbered source lines, if NVRTC refuses the source or an option;
+    Raises CompileError, with numbered source lines, if NVRTC refuses the source or an option, and
+    where a probed kernel is declared and not defined;
     CallFailed if another NVRTC call fails; MissingLibrary if NVRTC or an included CUDA header is
     not installed.
     """
@@ -187,7 +188,11 @@ def compile_source(
         source = found
         _refuse_launches(name, expressions, source.left_out)
         cubin, lowered, log, assembly = compile_as(source, cuda)
-    kernels = _kernels(assembly, lowered, expressions) if probed else {}
+    kernels = {}
+    if probed:
+        from rawnn.cuda.compiling.probe import compiled_kernels
+
+        kernels = compiled_kernels(name, assembly, lowered, expressions)
     lowered = {expression: lowered[expression] for expression in expressions}
     proofs = _proofs(assembly, lowered, text, paths, kernels) if programmatic else {}
     built = Compiled(cubin, lowered, False, time.perf_counter() - begin, log, proofs, kernels,
@@ -227,15 +232,6 @@ def _probe() -> str:
     from rawnn.cuda.compiling.probe import PROBE
 
     return PROBE
-
-
-def _kernels(assembly: str, lowered: Mapping[str, str], expressions: Sequence[str]
-             ) -> dict[str, CompiledKernel]:
-    from rawnn.cuda.compiling.probe import compiled_kernel, probe_of
-
-    found = {each: compiled_kernel(assembly, lowered[each], lowered.get(probe_of(each), ""))
-             for each in expressions}
-    return {expression: kernel for expression, kernel in found.items() if kernel is not None}
 
 
 def _proofs(assembly: str, lowered: Mapping[str, str], text: str, paths: Sequence[Path],

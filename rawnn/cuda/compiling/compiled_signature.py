@@ -39,6 +39,9 @@ _NUMBERS = {name: code for name, code in FORMATS.items()
 """Types that are equal if their codes are."""
 
 
+_MACRO = re.compile(r"^[ \t]*#[ \t]*define\b(?:\\\r?\n|[^\n])*", re.MULTILINE)
+"""The definition of a macro, with the lines that it continues on."""
+
 _TRAILER = "\n//rawnn: compiled kernels: "
 
 
@@ -59,6 +62,13 @@ class Declarations:
     def names(self) -> tuple[str, ...]:
         """The kernels in order, with their namespaces."""
         return tuple(dict.fromkeys(each.name for each in self._found if each.name))
+
+    @property
+    def has_pasted_names(self) -> bool:
+        """Whether a macro makes kernels and puts their names together (`copy_##T`)."""
+        texts = with_included(self._text, self._folders)
+        return any("__global__" in macro and "##" in macro
+                   for text in texts for macro in _MACRO.findall(text))
 
     def of(self, name: str) -> tuple[KernelSignature, ...]:
         """Every readable definition of a kernel, or its declarations if there is none."""
@@ -81,7 +91,8 @@ class Declarations:
         if name not in self.names:
             texts = with_included(self._text, self._folders)
             if any(each.rpartition("::")[2] == last for each in self.names) \
-                    or not any(re.search(rf"\b{last}\b", text) for text in texts):
+                    or not (any(re.search(rf"\b{last}\b", text) for text in texts)
+                            or self.has_pasted_names):
                 known_name(self.names, expression)
         found = self.of(name)
         for place, each in enumerate(found, 1):

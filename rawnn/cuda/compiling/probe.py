@@ -10,9 +10,10 @@ Parameters").
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rawnn.common.errors import CompileError
 from rawnn.cuda.compiling.c_types import FORMATS
 from rawnn.cuda.compiling.mangled import CType, read_variable
 
@@ -88,6 +89,18 @@ def probed(expression: str) -> str:
     return expression if inner == expression else inner.removesuffix(suffix)
 
 
+def compiled_kernels(name: str, ptx: str, lowered: Mapping[str, str], expressions: Sequence[str]
+                     ) -> dict[str, CompiledKernel]:
+    """Each kernel of the source `name`. Raises CompileError for one without a body."""
+    found = {}
+    for expression in expressions:
+        kernel = compiled_kernel(ptx, lowered[expression], lowered.get(probe_of(expression), ""))
+        if kernel is None:
+            raise undefined(name, expression)
+        found[expression] = kernel
+    return found
+
+
 def compiled_kernel(ptx: str, lowered: str, probe: str) -> CompiledKernel | None:
     """The kernel with the mangled name `lowered`, whose probe is `probe`; None if the PTX lacks
     it."""
@@ -104,6 +117,17 @@ def compiled_kernel(ptx: str, lowered: str, probe: str) -> CompiledKernel | None
         types = (CType(""),) * len(sizes)
     return CompiledKernel(tuple(_parameter(kind, *size) for kind, size in
                                 zip(types, sizes, strict=True)), _waits(functions, lowered))
+
+
+def has_body(ptx: str, lowered: str) -> bool:
+    """Whether the PTX defines the kernel with this mangled name."""
+    return lowered in _functions(ptx)
+
+
+def undefined(name: str, expression: str) -> CompileError:
+    """The error for a kernel without a body in the source `name`."""
+    return CompileError(f"{name} declares the kernel '{expression}', but does not define it: give "
+                        f"the file that has its body, or include that file")
 
 
 def _functions(ptx: str) -> dict[str, tuple[str, str]]:

@@ -46,7 +46,8 @@ def add_implied_headers(text: str, log: str) -> Translation | None:
 def remove_host_code(text: str, paths: Sequence[Path], cuda: Sequence[Path],
                       expressions: Sequence[str]) -> Translation | None:
     """The device part of the source and of the headers in `paths`; `cuda` are the folders of CUDA's
-    headers. None if there is no host function and no host header, or if brackets do not match."""
+    headers. None if there is no function, variable or header of the host, or if brackets do not
+    match."""
     files = find_included_files(text, paths, _is_foreign, is_of_the_host)
     try:
         part = find_device_part(files.texts, expressions)
@@ -54,7 +55,8 @@ def remove_host_code(text: str, paths: Sequence[Path], cuda: Sequence[Path],
         return None
     is_whole = any(each.what == "function" for each in part.left_out)
     emptied = _emptied(files, cuda, is_whole, part.texts)
-    if not (is_whole or emptied or files.encoded):
+    has_variables = any(each.what in ("variable", "constant") for each in part.left_out)
+    if not (is_whole or has_variables or emptied or files.encoded):
         return None
     headers = {file: files.rewrite(file, each) for file, each in part.texts.items() if file}
     headers |= {name: replace_header(name) for name in emptied}
