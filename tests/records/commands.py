@@ -542,10 +542,10 @@ def described_option(given: click.Parameter) -> str:
 
 @record
 def options() -> Lines:
-    """Every option, and the commands that have it."""
+    """Every option but --help, and the commands that have it."""
     found: dict[str, list[str]] = {}
     for name, command in commands(cli, ""):
-        for given in command.get_params(click.Context(command)):
+        for given in command.params:
             found.setdefault(described_option(given), []).append(name or "rawnn")
     everywhere = len(list(commands(cli, "")))
     for text, names in found.items():

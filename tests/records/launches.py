@@ -300,9 +300,14 @@ def members_by_launches() -> Lines:
         plans = launch_plans(group, replace(CAPABLE, measure=lambda: target), "", 3)
         yield ""
         yield f"# {options}, {folds} folds"
-        yield f"whole {plans.whole}, chunks {plans.chunks}, answers {plans.answers}"
-        for name in ("start", "refresh", "begin", "steps", "rest", "measuring", "left", "end"):
-            plan: Plan = getattr(plans, name)
+        parts = {
+            **{n: getattr(plans, n) for n in ("start", "refresh", "begin", "end", "scores")},
+            "training": plans.training.whole, "partial training": plans.training.partial,
+            "evaluation": plans.evaluation.whole, "partial evaluation": plans.evaluation.partial,
+        }
+        yield (f"steps {plans.training.count}, chunks {plans.evaluation.count}, "
+               f"answers {plans.answers}")
+        for name, plan in parts.items():
             held = total_bytes(plan.tensors.values())
             yield f"{name}: {len(plan.ops)} ops, {len(plan.tensors)} tensors, {held} B"
             yield from (f"  {op.name}: {op.impl} {geometry(op, plan)}" for op in plan.ops)
