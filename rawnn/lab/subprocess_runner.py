@@ -74,8 +74,8 @@ class SeparateProcess:
         return found
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """What the method `name` of the other process's worker returns. Raises Ended where it does
-        not within the limit, and what it raises itself."""
+        """What the method `name` of the other process's worker returns. Raises ProcessEnded if it
+        does not within the limit, and what it raises itself."""
         if self._connection is None:
             self._start()
         connection = self._connection
@@ -117,7 +117,7 @@ class SeparateProcess:
         kernel = self._kernel
         if kernel.device.backend.name == "sim":
             forked = multiprocessing.get_context("fork").Process(
-                target=_serve_copy, args=(theirs, kernel, self._parameters), daemon=True)
+                target=_serve_copy, args=(ours, theirs, kernel, self._parameters), daemon=True)
             forked.start()
             self._process = forked
         else:
@@ -153,8 +153,9 @@ class SeparateProcess:
             process.join() if hasattr(process, "join") else process.wait()
 
 
-def _serve_copy(connection: Connection[Any, Any], kernel: Kernel,
+def _serve_copy(of_parent: Connection[Any, Any], connection: Connection[Any, Any], kernel: Kernel,
                 parameters: tuple[str, ...]) -> None:
+    of_parent.close()  # so that this process sees that its parent was killed
     serve(connection, Stopwatch(kernel, parameters))
 
 

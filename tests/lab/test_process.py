@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from multiprocessing import Pipe
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -128,3 +132,22 @@ def test_a_process_that_dies_is_a_finding(device: Device) -> None:
                         limit=20.0)
     assert [t.findings[0].what for t in found.tried] == ["failed", "failed"]
     assert "the process of lab_dies died" in str(found)
+
+
+ORPHAN = """
+import os, signal
+import rawnn
+from rawnn.lab import simulated
+from rawnn.lab.subprocess_runner import SeparateProcess
+from tests.lab.cheats import Cheat, WRITE, doubled, plain
+kernel = Cheat("lab_orphan", WRITE, plain(doubled), ()).simulated(simulated())
+SeparateProcess(kernel, ("x", "y", "n"), 5.0)._start()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_process_ends_with_its_parent() -> None:
+    """It would else hold the parent's output open, for which `run` waits."""
+    done = subprocess.run([sys.executable, "-c", ORPHAN], timeout=60, capture_output=True,
+                          cwd=Path(rawnn.__file__).parents[1])
+    assert done.returncode == -signal.SIGKILL, done.stderr
