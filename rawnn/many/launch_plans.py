@@ -7,8 +7,9 @@ so that a member has its bits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -186,10 +187,10 @@ class _LaunchBuilder(PlanBuilder):
         plan = plan.with_tensors(*(replace(t, shape=(stored, *t.shape[1:]))
                                    for n, t in plan.tensors.items()
                                    if t.role is Role.DATA and n in OF_DATA))
-        self._names = {n: self._name_of(t, part, prefix) for n, t in plan.tensors.items()}
-        tensors = {self._names[n]: self._member_stack(t, self._names[n])
-                   for n, t in plan.tensors.items() if t.role is not Role.HOST}
-        ops = tuple(self._each(op, plan) for op in plan.ops)
+        names = {n: self._name_of(t, part, prefix) for n, t in plan.tensors.items()}
+        tensors = {names[n]: self._member_stack(t, names) for n, t in plan.tensors.items()
+                   if t.role is not Role.HOST}
+        ops = tuple(self._each(op, plan, names) for op in plan.ops)
         used = {name for op in ops for name in op.tensors}
         return replace(plan, ops=ops, tensors={
             n: t for n, t in {**tensors, **self._listed()}.items() if n in used}).check()
@@ -212,10 +213,11 @@ class _LaunchBuilder(PlanBuilder):
             return FOLD
         return FOLD if tensor.name == "targets" and self.targets_differ else SHARED
 
-    def _member_stack(self, tensor: Tensor, name: str) -> Tensor:
-        kind = self._kind_of(tensor)
+    def _member_stack(self, tensor: Tensor, names: Mapping[str, str]) -> Tensor:
+        """What all members have in place of a tensor of one, whose new name is in `names`."""
+        kind, name = self._kind_of(tensor), names[tensor.name]
         times = {OWN: len(self.group), FOLD: self.folds, SHARED: 1}[kind]
-        source = self._names.get(tensor.source, "")
+        source = names.get(tensor.source, "")
         if tensor.name in OF_DATA:
             tensor = replace(tensor, symbol=tensor.symbol or tensor.name)
         if kind == SHARED:
@@ -228,8 +230,9 @@ class _LaunchBuilder(PlanBuilder):
         return replace(tensor, name=name, shape=(times, tensor.shape[0]), packed=True,
                        pitch=elements_of(tensor), source=source)
 
-    def _each(self, op: Op, plan: Plan) -> Op:
-        operands = {role: self._names.get(name, name) for role, name in op.operands.items()}
+    def _each(self, op: Op, plan: Plan, names: Mapping[str, str] = MappingProxyType({})) -> Op:
+        """An op of one member's plan, for all; `names` has the new ones of its tensors."""
+        operands = {role: names.get(name, name) for role, name in op.operands.items()}
         stacks = {role: self._kind_of(plan[name]) for role, name in op.operands.items()}
         found = each_member(op, plan, operands, stacks, self.settings, len(self.group))
         return replace(found, attributes={**found.attributes, "folds": self.folds})
