@@ -132,7 +132,8 @@ def candidates(problem: Problem, chip: Chip, tp_size: int, dp_size: int,
             if dp > most or dp > problem.batch:
                 continue
             columns = up(ceil(ceil(problem.batch, dp), micro_batches), 8)
-            if problem.depth > DEEP and least_bytes(problem, tp, columns) > chip.shared:
+            if problem.depth > DEEP and least_bytes(
+                    problem, tp, columns, dp > 1 and micro_batches == 1) > chip.shared:
                 continue
             seen = set()
             for price in PRICES:

@@ -187,12 +187,14 @@ def beyond(features: int, step: int) -> int:
     return max(up(features, 16) - step, 0)
 
 
-def least_bytes(problem: Problem, tp_size: int, columns: int = 8) -> int:
+def least_bytes(problem: Problem, tp_size: int, columns: int = 8, compact: bool = True) -> int:
     """A lower bound of a block's shared memory in any sharding by up to `tp_size` blocks and for at
-    least so many examples: weights, biases and inputs of each layer, cut as is best for it."""
+    least so many examples: weights, biases, inputs and sums of each layer, cut as is best for it.
+    Sums are the next layer's inputs where a schedule may be `compact`."""
     def floats(ins: int, outs: int, first: bool) -> int:
+        inputs = 0 if first else up(ins, 16)  # the first layer's lie elsewhere
         weights = up(ins, 8) * up(outs, 8)
-        values = 0 if first else up(ins, 16) * pitch(columns)  # the first layer's lie elsewhere
+        values = (inputs + up(outs, 8)) * pitch(columns) // (1 + compact)
         return weights + TILE * problem.bias + (values // 2 if problem.halved else values)
 
     layers = Counter((pair, not n) for n, pair in enumerate(pairwise(problem.layers)))
@@ -206,7 +208,7 @@ def layout_of(d: Sharding, room: int) -> Layout:
 
     Optimizer state lies in shared memory as far as there is room. So do 16-bit copies of weights
     for GEMMs that take such, where no optimizer state needs the room. Buffers share memory where
-    the layout then fits at all, or with one group more of the state lies there."""
+    the layout fits only so, or with one group more of the state lies there."""
     schedule = build(d)
     if d.is_streamed:
         return _streamed_layout(schedule, room)
@@ -239,16 +241,15 @@ def _layout(schedule: Schedule, room: int, copied: bool) -> Layout:
     input_floats = up(inputs, 8) // 2 if p.rounded else up(inputs, 4)
     target_width = 0 if p.labelled or p.reconstruct else d.outs(p.depth - 1)
     target_pitch = up(target_width, 4) + (4 - up(target_width, 4)) % 16 if target_width else 0
-    inputs_at_once = schedule.input_buffers
-    memory.take("x", (1 if p.converted else inputs_at_once) * input_floats, "inputs")
+    times = schedule.input_buffers
+    memory.take("x", (1 if p.converted else times) * input_floats, "inputs")
     if p.converted:
-        raw = d.columns * raw_pitch * p.input_size // 4
-        memory.take("raw", inputs_at_once * raw, "inputs as stored")
+        memory.take("raw", times * (d.columns * raw_pitch * p.input_size // 4), "inputs as stored")
     if p.normalised:
         memory.take("mean", up(ins, 4), "means of inputs")
         memory.take("inverse_std", up(ins, 4), "scales of inputs")
     _take_values(schedule, memory)
-    memory.take("y", d.columns * (1 if p.labelled else inputs_at_once * target_pitch), "targets")
+    memory.take("y", d.columns * (1 if p.labelled else times * target_pitch), "targets")
     if p.ordered:
         memory.take("order", (orders_at_once(d) + 1) * d.columns, "numbers of examples")
     memory.take("rules", rules_at_once(p) * RULE_BYTES // 4, "optimizer step")
