@@ -6,14 +6,13 @@ from rawnn.bench.costing import OWN, OpCost, deferred_bytes, least_time, moved, 
 from rawnn.bench.gpu_limits import Limits, missing, read_limits, stored_limits
 from rawnn.cli.screen import sentences, table_console
 from rawnn.cli.tables import print_table
-from rawnn.common.words import counted
 from rawnn.plan.plan import Plan
 from rawnn.plan.policy import Policy
 
 HEADINGS = ("op", "kind", "bytes", "operations", "numbers", "memory (us)", "arithmetic (us)",
             "launch (us)", "expected (us)", "bound by")
 UNROLLED = 16
-"""Steps of a graph of all steps of an epoch, whose number is not known here."""
+"""Steps of the graph for which it is said what merged updates move."""
 KNOWN = 5
 """Columns that need no GPU's limits."""
 
@@ -27,16 +26,16 @@ def show_costs(plan: Plan, policy: Policy, gpu: str, floors_file: str | None = N
                  f"{sum(c.operations for c in costs):,}", "", "", "", "", _us(total(costs)), ""))
     shown = len(HEADINGS) if limits else KNOWN
     print_table(HEADINGS[:shown], [row[:shown] for row in rows])
-    sentences(table_console(), [where, *_merged(plan, policy), *_below(costs, plan, limits)])
+    sentences(table_console(), [where, *_merged(plan), *_below(costs, plan, limits)])
 
 
-def _merged(plan: Plan, policy: Policy) -> list[str]:
+def _merged(plan: Plan) -> list[str]:
     """What a step moves on average where updates are merged with the next step's GEMMs."""
-    if not deferred_bytes(plan) or not policy.graph:
+    if not deferred_bytes(plan):
         return []
-    steps = max(policy.graph_steps, 1) if policy.graph == "unroll" else UNROLLED
-    return [f"in a graph of {counted(steps, 'step')} some updates are one kernel with the next "
-            f"step's GEMM: a step moves {moved(plan.unrolled(steps)) // steps:,} bytes on average"]
+    nbytes = moved(plan.unrolled(UNROLLED)) // UNROLLED
+    return [f"in a graph of {UNROLLED} steps some updates are one kernel with the next step's "
+            f"GEMM: a step moves {nbytes:,} bytes on average"]
 
 
 def _limits(gpu: str, file: str | None) -> tuple[Limits | None, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,6 +47,25 @@ def test_a_step_moves_its_batch_and_what_it_trains_there_and_back(opt: str) -> N
     gather, = plan.find(kind="gather")
     assert dict(touched(gather, plan)) == {
         "images": 32 * 64, "labels": 32, "cursor": 4, "x": 4 * 32 * 64, "y": 4 * 32}
+
+
+def test_weights_whose_update_is_deferred_need_not_be_written() -> None:
+    """4096 x 4096 weights and their biases are read; what is small is read and written."""
+    plan, _ = planned((4096, 4096, 10), 1, "preload,mma,fuse,graphs=epoch")
+    deferred, other = 4 * 4096 * 4097, 4 * (10 * 4096 + 10)
+    assert least(plan) == pytest.approx(4096 + 1 + deferred + 2 * other, abs=64)
+
+
+def test_plan_says_what_merged_updates_move(capsys: pytest.CaptureFixture[str]) -> None:
+    """SGD on 4096 x 4096 weights in 16 steps: the first forward GEMM, 16 reads and 4 writes."""
+    asked = ["plan", "--cost", "--layers", "4096-4096-10", "--batch", "1"]
+    assert command([*asked, "--opt", "preload,mma,fuse,graphs=epoch"]) == 0
+    found = re.search(r"in a graph of 16 steps .*: a step moves ([\d,]+) bytes on average",
+                      " ".join(capsys.readouterr().out.split()))
+    assert found
+    assert int(found[1].replace(",", "")) == pytest.approx(21 / 16 * 4 * 4096**2, rel=0.02)
+    assert command([*asked, "--opt", "preload,mma,fuse=-deferred,graphs=epoch"]) == 0
+    assert "on average" not in capsys.readouterr().out
 
 
 def test_an_op_is_expected_to_take_a_launch_and_what_takes_longer() -> None:

@@ -169,7 +169,7 @@ def _merged(updates: Sequence[Op], gemm: Op | None, stores: bool, plan: Plan) ->
         operands |= {f"{role}{back}": op.operands[role] for role in ("dz", "x")}
     words = [last.own_name]
     attributes = {name: value for name, value in last.attributes.items()
-                  if name not in ("stochastic", "seed", "stream", "copy_scale", DEFERS)}
+                  if name not in ("stochastic", "seed", "stream", "copy_scale", "choice", DEFERS)}
     attributes |= {"steps_at_once": len(updates), "activation": "",
                    "dtype": plan[last.operands.get("copy", last.operands["w"])].dtype}
     if gemm is not None:
