@@ -104,6 +104,8 @@ CASES = {
     "deferred updates of bfloat16, momentum": Case(
         (37, 70, 9), 3, "preload,bf16,mma=sync,fuse", steps=4, spoil=(a_nan,), options=MOMENTUM,
         network={"activation": "tanh"}),
+    "deferred updates of bfloat16, AdamW": Case((1100, 22, 7), 1, "preload,bf16,mma=sync,fuse",
+                                                steps=6, options=ADAM),
     "deferred updates of one row, decaying": Case(
         (1030, 21, 5), 1, "preload,tf32,mma=sync,fuse", steps=6, options=DECAYING,
         network={"bias": False}),
