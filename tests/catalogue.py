@@ -187,12 +187,12 @@ STREAMED = [
 so that the input gradient has one too."""
 
 FEW_ROWS = [
-    Variant(*ONE), Variant(*TINY), Variant((29, 18, 7), 3), Variant((64, 32, 16), 2),
+    Variant((29, 7), 4), Variant(*TINY), Variant((29, 18, 7), 3), Variant((64, 32, 16), 2),
     Variant((29, 18, 7), 1, {"activation": "tanh", "bias": False}),
     *(Variant((29, 18, 7), 2, {}, {"optimizer": optimizer, "schedule": "cosine"})
       for optimizer in (Optimizer("sgd", 0.1, {"decay": 0.1}), Optimizer("adamw", 0.01),
                         Optimizer("sgd", 0.1, {"momentum": 0.9, "nesterov": 1.0}))),
-    Variant(*ONE, {}, {"optimizer": Optimizer("adam", 0.01)}),
+    Variant((29, 18, 7), 4, {}, {"optimizer": Optimizer("adam", 0.01)}),
 ]
 """Batches of a few rows, whose weights are taken for large here."""
 

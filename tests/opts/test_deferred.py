@@ -64,7 +64,7 @@ def test_a_layer_whose_input_gradient_reads_the_weights_stores_them_each_step() 
     assert (last.kind, last.impl) == ("weight_adam", "mma")
 
 
-@pytest.mark.parametrize(("batch", "steps"), [(1, 4), (2, 4), (3, 2), (4, 2), (5, 1), (8, 1)])
+@pytest.mark.parametrize(("batch", "steps"), [(1, 4), (2, 4), (3, 2), (4, 2)])
 def test_a_thread_has_registers_for_the_factors_of_all_steps(batch: int, steps: int) -> None:
     plan = plan_of(layers=(29, 24, 7), batch=batch)
     assert plan.find(kind="weight_update")[0].attributes["defers"] == steps
@@ -72,7 +72,7 @@ def test_a_thread_has_registers_for_the_factors_of_all_steps(batch: int, steps: 
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 5, 9])
-@pytest.mark.parametrize("batch", [1, 4, 6])
+@pytest.mark.parametrize("batch", [1, 3, 4])
 def test_nobody_reads_weights_before_they_are_stored(batch: int, steps: int) -> None:
     """Walks the ops with the number of updates that each copy of the weights includes."""
     plan = plan_of(batch=batch, opt=f"{OPT},bf16", **ADAM).unrolled(steps).check()
@@ -109,7 +109,7 @@ def test_weights_move_as_seldom_as_four_steps_allow() -> None:
 
 
 @pytest.mark.parametrize(("options", "reason"), [
-    ({"batch": 9}, "the batch has 9 rows"),
+    ({"batch": 5}, "the batch has 5 rows"),
     ({"network": {"activation": "gelu"}, "layers": (29, 24, 7)}, "no update by tensor cores"),
     ({"opt": "preload,fp16,mma=sync,fuse"}, "no update by tensor cores"),
     ({"opt": "preload,bf16,sr,mma=sync,fuse"}, "no update by tensor cores"),

@@ -26,7 +26,7 @@ PLANS = {"linear": ("preload", LINEAR, 32), "narrow": ("preload,bf16,mma", NARRO
          "head": ("preload,bf16,mma", DEEP, 32),
          "layers": ("preload,sr,mma", (784, 4096, 4096, 10), 32),
          "late_slope": ("preload,bf16,mma", DEEP, 32),
-         "deferred": ("preload,mma", (784, 4096, 10), 8),
+         "deferred": ("preload,mma", (784, 4096, 10), 4),
          "loss_product": ("preload,mma", DEEP, 32), "loss_sums": ("preload", (784, 264), 32)}
 """A plan in which a family's fusion finds a place."""
 KEEPING_INPUTS = {"late_slope": "gelu"}

@@ -13,7 +13,7 @@
 // What is computed again has the same bits: it has the same operands and instructions.
 //
 // Template parameters: TX: type of dz, x and a; TC: of copy; TY: of c; ACTIVATION; BATCH: rows of the batch
-// (1 .. 8); STEPS (1 .. 4); NEXT: a and c are given. w, its state and the bias are float. Null operands are
+// (1 .. 4); STEPS (1 .. 4); NEXT: a and c are given. w, its state and the bias are float. Null operands are
 // not used: those of steps that STEPS leaves out, bias with its state, copy, rates, cursor, clock. Sums have
 // a fixed order, so results repeat bit for bit.
 //

@@ -31,9 +31,12 @@ from rawnn.ptx.gemm.tiles import MAIN_LOOPS
 from rawnn.ptx.kernel_registry import Geometry, KernelImpl, Scalars, Shape, ceil, flag, types
 from rawnn.ptx.optimizers.updates import CONTEXT
 
-MOST_ROWS = 8
+MOST_ROWS = 4
 """Rows of the batch, at most: each takes a multiplication for every weight in the gradient and in
-the GEMM, outside tensor cores."""
+the GEMM, outside tensor cores, and a load from the L1 cache for every few weights."""
+MOST_FACTORS = 8
+"""Rows of all steps whose updates one kernel computes, at most: a thread keeps the factors of their
+gradients in registers."""
 MOST_STEPS = 4
 """Steps of which a kernel computes the updates, at most. Four steps read weights and state four
 times and store them once. With Adam a fifth update would take longer than reading them."""
@@ -50,9 +53,8 @@ _RULES = [rule for rule in UPDATE_RULES.values() if rule.is_fused and not rule.c
 
 
 def steps_at_once(batch: int) -> int:
-    """Steps whose updates one kernel may compute. A thread keeps the factors of all of them in
-    registers."""
-    return max(min(MOST_STEPS, MOST_ROWS // batch), 1)
+    """Steps whose updates one kernel may compute."""
+    return min(MOST_STEPS, MOST_FACTORS // batch)
 
 
 # -- ops -------------------------------------------------------------------------------------------
