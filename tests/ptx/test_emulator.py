@@ -124,6 +124,17 @@ __global__ void pairs(const float* x, unsigned int* words, float* back, int n) {
     back[i + 1] = both.y;
   }
 }
+
+template <typename T>
+__global__ void widen(const unsigned int* words, float* alone, float* paired, int codes) {
+  for (int i = 0; i < codes; ++i) {
+    T value;
+    value.bits = static_cast<decltype(value.bits)>(words[i]);
+    alone[i] = to_float(value);
+    const float2 both = unpack_pair<T>(words[i] << (8 * sizeof(T)));
+    paired[i] = both.y;
+  }
+}
 """
 TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16,
          "float8_e4m3": ml_dtypes.float8_e4m3fn, "float8_e5m2": ml_dtypes.float8_e5m2}
@@ -133,7 +144,8 @@ TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16,
 def test_numbers_are_numpys(tmp_path: Path, arch: int) -> None:
     """By integers, and by the GPU's instructions: what saturates, ties, subnormals, both halves."""
     (tmp_path / "numbers.cu").write_text(NUMBERS)
-    expressions = tuple(f"{kernel}<{t}>" for kernel in ("convert", "pairs") for t in TYPES)
+    expressions = tuple(f"{kernel}<{t}>" for kernel in ("convert", "pairs", "widen")
+                        for t in TYPES)
     built = Kernels(("numbers.cu",), expressions, arch, folders=(tmp_path,)).build()
     rng = np.random.default_rng(0)
     x = np.concatenate([
@@ -156,5 +168,14 @@ def test_numbers_are_numpys(tmp_path: Path, arch: int) -> None:
         halves = words.view(np.uint16) if not small else words.astype(np.uint16)
         np.testing.assert_array_equal(halves.view(unit), wanted.view(unit), name)
         np.testing.assert_array_equal(back, wanted.astype(np.float32), name)
+        codes = np.arange(np.iinfo(unit).max + 1, dtype=np.uint32)  # all that there are
+        alone, paired = np.zeros(codes.size, np.float32), np.zeros(codes.size, np.float32)
+        built.call(f"widen<{name}>", (1,), (1,), words=codes, alone=alone, paired=paired,
+                   codes=codes.size)
+        wanted = codes.astype(unit).view(dtype).astype(np.float32)
+        for found in (alone, paired):
+            np.testing.assert_array_equal(found, wanted, name)
+            np.testing.assert_array_equal(np.signbit(found[found == 0]),
+                                          np.signbit(wanted[wanted == 0]), name)
 
 
