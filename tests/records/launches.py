@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
@@ -31,6 +32,7 @@ from rawnn.plan.build import training_step
 from rawnn.plan.dependencies import reason
 from rawnn.plan.plan import Plan
 from rawnn.plan.recipe import DataSpec, Recipe
+from rawnn.ptx.kernels import KERNELS
 from rawnn.tuning import search
 from tests.engine import CAPABLE, dataset_for
 from tests.many.test_gpu_members import folded, group_of
@@ -84,6 +86,37 @@ def variants_of_launches() -> Lines:
     yield file_of(cast(DeviceInfo, info)).name.rpartition("-")[0]
     for gpu in ("H200", "A100", "T4"):
         yield f"tune on {gpu} varies {search.axes(assumed(gpu))}"
+
+
+class Sizes(dict[str, int]):
+    """A number for whatever the launch of a kernel depends on: tiles that exist, and for sizes a
+    number that follows from their name."""
+
+    def __init__(self, is_large: bool, **given: int) -> None:
+        super().__init__(BM=64, BN=128, WM=2, WN=2, WK=1, STAGES=3, BYTES=128, CLUSTER=1, **given)
+        self.is_large = is_large
+
+    def __missing__(self, name: str) -> int:
+        number = zlib.crc32(name.encode())
+        return 5 + number % 997 if self.is_large else 1 + number % 13
+
+
+@record
+def geometries() -> Lines:
+    """How each kernel is launched, by sizes that are made up."""
+    for key, kernel in sorted(KERNELS.items()):
+        flags = [n for n in ("cooperative", "relocatable", "specific") if getattr(kernel, n)]
+        yield f"# {'/'.join(key)}: {kernel.name} of {kernel.source} {short(flags)}"
+        yield f"shapes {short(kernel.shapes)} carveout {kernel.carveout}"
+        for is_large in (False, True):
+            for choice in (0, 1):
+                sizes = Sizes(is_large, choice=choice)
+                yield outcome(lambda: (
+                    *kernel.geometry(sizes),
+                    kernel.shared(sizes),
+                    kernel.cluster(sizes),
+                    kernel.boxes(sizes),
+                ))
 
 
 @record
