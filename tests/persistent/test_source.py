@@ -3,6 +3,7 @@ with few spills. Needs NVRTC but no GPU."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -70,6 +71,18 @@ def test_a_kernel_that_takes_turns_and_a_partial_batch_compiles(nvrtc: Nvrtc) ->
     d = choose(problem(**VARIETY["Adam in an order"]), HOPPER, 4, 2).sharding
     layout = layout_of(replace(d, micro_batches=2), HOPPER.shared).with_partial_batch()
     assert built(nvrtc, source(layout, "train_steps"), "sm_90") <= MOST_SPILLED
+
+
+@pytest.mark.parametrize("name", VARIETY)
+def test_operands_that_a_kernel_names_are_its_parameters(name: str) -> None:
+    """All kinds of problems at once: of those that compile above, a slice has some."""
+    p = problem(**VARIETY[name])
+    for d in (Sharding(p, 1, 1, 256, "F" * (p.depth + 1)), Sharding(p, 1, 2, 256,
+                                                                    "F" * (p.depth + 1))):
+        text = source(layout_of(d, HOPPER.shared), "train_steps")
+        parameters = {each.name for each in parse_kernels(text)["train_steps"].parameters}
+        named = {*re.findall(r"\b(?:ld)?[wbc]\d+(?:_[a-z]+)?\b", text)}
+        assert named <= parameters
 
 
 def test_each_layer_of_a_long_kernel_is_loaded_and_stored_in_one_call() -> None:

@@ -93,6 +93,8 @@ CASES: dict[str, tuple[str, Call]] = {
     "blocks of too many threads": (INVALID, lambda t:
                                    t.driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
                                        t.function, 1025, 0)),
+    "blocks of as many threads as there may be": (
+        "", lambda t: t.driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(t.function, 1024, 0)),
     "blocks of less than no memory": (INVALID, lambda t:
                                       t.driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
                                           t.function, 32, -1)),
