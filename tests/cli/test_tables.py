@@ -50,3 +50,24 @@ def test_a_narrow_terminal_does_without_what_is_dispensable_and_says_so(
     assert ("no room for IQR: a wider terminal" in text) == ("IQR" not in shown)
     assert "- a note" in text
     assert "`" not in text
+
+
+def test_in_a_very_narrow_terminal_a_row_is_some_lines(monkeypatch: pytest.MonkeyPatch,
+                                                       capsys: pytest.CaptureFixture[str]) -> None:
+    """A row whose first cell stands above it has none of its own, and empty cells are left out."""
+    monkeypatch.setenv("COLUMNS", "34")
+    print_table(HEADINGS, [*ROWS, ("b", "", "", "", "same")], "A beside B")
+    assert capsys.readouterr().out.splitlines() == [
+        "A beside B",
+        "ladder 784-10 batch 128",
+        "  set",
+        "    preload,arena,nosync,graphs=epoch",
+        "    | us/step 12.50 | 95 %",
+        "    interval 0.99-1.01 | verdict",
+        "    same",
+        "  set best | us/step 4.21 | 95 %",
+        "    interval 1.02-1.07 | verdict",
+        "    lost: out of memory on this",
+        "    machine",
+        "b",
+        "  verdict same"]
