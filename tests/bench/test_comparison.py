@@ -71,7 +71,7 @@ def test_the_budget_ends_between_networks_and_a_file_is_gone_on_with() -> None:
         ("sample/0", "measured"), ("sample/0", "measured"), ("sample/1", "not measured"),
         ("sample/2", "not measured")]
     before = ended.where(case="sample/0")
-    whole = compared(tasks, rules, earlier=ended)
+    whole = compared(tasks, rules, earlier=ended, budget=600.0)
     assert whole.is_whole("sample")
     assert [e.case for e in whole.entries()] == [f"sample/{n}" for n in (0, 0, 1, 1, 2, 2)]
     assert whole.where(case="sample/0") == before
