@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rawnn.bench import training
+from rawnn.bench.case import Case
+from rawnn.bench.harness import Harness
 from rawnn.bench.record import read_results
 from rawnn.cli import bench as bench_module
 from rawnn.cli.bench import CASES, bench, today
@@ -250,3 +254,41 @@ def test_a_full_disk_costs_no_table(command: tuple[str, ...], row: str, rawnn: R
     assert row in done.out
     assert done.err.count("going on, to be tried again") == 1
     assert "error: cannot write" in done.err
+
+
+@pytest.mark.parametrize("has_bar", [False, True])
+def test_lines_are_printed_beside_the_bar_where_there_is_one(
+        has_bar: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    drawn: list[str] = []
+
+    class Bar:
+        def __init__(self, what: str, runs: int) -> None:
+            pass
+
+        def __enter__(self) -> None:
+            drawn.append("begun")
+
+        def __exit__(self, *exception: object) -> None:
+            drawn.append("ended")
+
+        @contextmanager
+        def aside(self) -> Iterator[None]:
+            drawn.append("aside")
+            yield
+
+        def rounds(self, count: int) -> None:
+            drawn.append(f"{count} rounds")
+
+        def advance(self, done: int, total: int, last: str) -> None:
+            drawn.append(f"{done} of {total}: {last}")
+
+    def measure(harness: Harness, suites: Any) -> None:
+        harness.echo("a line")
+        harness.progress(1, 4, 2, "ladder fuse")
+
+    monkeypatch.setattr(bench_module, "Screen", Bar)
+    monkeypatch.setattr(bench_module.tables, "show", lambda results, suite: None)
+    bench_module.run_case(Case("ladder", measure, (), has_bar=has_bar), {})
+    progress = ["2 rounds", "1 of 4: ladder fuse"]
+    assert drawn == (["begun", "aside", *progress, "ended"] if has_bar else progress)
+    assert capsys.readouterr().out.startswith("a line\n")
