@@ -36,6 +36,13 @@ if TYPE_CHECKING:
 
 RECORDING: list[Any] = []
 """Graphs that are being recorded (rawnn.lab.graph): launches of their threads become nodes."""
+
+
+def _recording() -> Any:
+    """The graph that this thread records, the innermost of several; None without one."""
+    return next((graph for graph in reversed(RECORDING) if graph.here()), None)
+
+
 _MAX_PREPARED = 64
 """Most prepared launches that a kernel caches."""
 
@@ -288,8 +295,8 @@ class Launcher:
         name."""
         if named:
             arguments = self._placed(arguments, named)
-        if RECORDING and RECORDING[-1].here():
-            return RECORDING[-1].launch_of(self, arguments)
+        if RECORDING and (graph := _recording()) is not None:
+            return graph.launch_of(self, arguments)
         streams: Streams = []
         values = self._values(arguments, streams)
         try:  # avoid one that another thread, or code that a signal handler interrupted, is packing
@@ -393,8 +400,8 @@ class Bound:
         return None
 
     def _carefully(self) -> Any:
-        if RECORDING and RECORDING[-1].here():
-            return RECORDING[-1].launch_of(self._launcher, self._keep)
+        if RECORDING and (graph := _recording()) is not None:
+            return graph.launch_of(self._launcher, self._keep)
         if self._streams:
             self._launcher._ordered(self._prepared, self._streams)
         else:

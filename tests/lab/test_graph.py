@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,6 +49,51 @@ def kernels(device: Device) -> tuple[Any, Any]:
 
 def vector(device: Device, *values: float, dtype: Any = np.float32) -> rawnn.lab.Array:
     return rawnn.array(np.resize(np.array(values, dtype), N), dtype, device=device)
+
+
+def test_each_thread_records_a_graph_of_its_own(device: Device) -> None:
+    """Two threads record at the same time, each in turns with the other, and a third launches."""
+    add, _ = kernels(device)
+    x, y, z = vector(device, 1), vector(device, 0), vector(device, 0)
+    bound = add.bind(y, x, 1.0, N)
+    graphs, turn = {"a": rawnn.Graph(), "b": rawnn.Graph()}, threading.Barrier(3, timeout=20)
+
+    def record(name: str) -> None:
+        with graphs[name]:
+            for _ in range(2):
+                turn.wait()
+                add(y, x, 2.0, N)
+                bound()
+        turn.wait()  # the other may end first
+        turn.wait()
+
+    threads = [threading.Thread(target=record, args=(name,)) for name in graphs]
+    for thread in threads:
+        thread.start()
+    for _ in range(2):
+        turn.wait()
+        add(z, x, 1.0, N)
+    turn.wait()
+    add(z, x, 1.0, N)
+    turn.wait()
+    for thread in threads:
+        thread.join(20)
+    assert [len(graph.nodes) for graph in graphs.values()] == [4, 4]
+    assert (z.numpy()[0], y.numpy()[0]) == (3, 0)
+
+
+def test_of_graphs_within_each_other_the_innermost_gets_the_launch(device: Device) -> None:
+    add, _ = kernels(device)
+    x, y = vector(device, 1), vector(device, 0)
+    outer, inner = rawnn.Graph(), rawnn.Graph()
+    with outer:
+        add(y, x, 1.0, N)
+        with inner:
+            add(y, x, 1.0, N)
+            add(y, x, 1.0, N)
+        add(y, x, 1.0, N)
+    add(y, x, 7.0, N)
+    assert (len(outer.nodes), len(inner.nodes), y.numpy()[0]) == (2, 2, 7)
 
 
 def test_launches_become_nodes_and_what_they_touch_edges(device: Device) -> None:
