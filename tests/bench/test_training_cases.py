@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,8 @@ from rawnn.bench.suites import read_suites
 from rawnn.bench.training import WorkloadOpt, measure_workloads
 from rawnn.common.errors import ConfigError, RawnnError
 from rawnn.engine.config import Config
+from rawnn.engine.data_source import settled
+from rawnn.engine.machine import open_device
 from rawnn.engine.result import Result
 from rawnn.engine.session import Session
 from rawnn.model.workloads import workload
@@ -207,3 +210,19 @@ def test_workloads_of_which_one_ran_are_no_failure(ran: tuple[bool, ...]) -> Non
         {"accuracy": [0.5]} if has_run else {})}) for n, has_run in enumerate(ran)))
     assert nothing_ran(found) == ("" if any(ran) else
                                   "none of it can run here; the reasons stand above")
+
+
+def test_what_runs_need_is_compiled_at_once_though_one_of_them_cannot_run(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[list[int]] = []
+    monkeypatch.setattr(training, "precompile", lambda device, works: compiled.append(
+        [work.train.batch for work in works]))
+    opened = open_device("sim", lambda message: None)
+    small = Config(layers=(29, 7), device="sim", epochs=1)
+    configs = [small, dataclasses.replace(small, opt="nosuch"),
+               dataclasses.replace(small, opt="best", batch=6)]
+    data = random_dataset()
+    training._compile(configs, data, opened)
+    assert compiled == [[settled(small, data)[0].batch, 6]]
+    training._compile(configs, data, open_device("host", lambda message: None))
+    assert len(compiled) == 1

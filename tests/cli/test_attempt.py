@@ -113,4 +113,7 @@ def test_a_kernel_that_is_wrong_is_found(mine: Path, monkeypatch: pytest.MonkeyP
 def test_a_curve_stays_as_near_as_other_orders_of_arithmetic() -> None:
     assert LossDifference(3e-6, 1e-6).is_within_tolerance
     assert not LossDifference(3e-3, 1e-6).is_within_tolerance
+    for usual, least in ((0.0, 2.0**-20), (2.0**-20, 2.0**-20), (1e-3, 1e-3)):
+        assert LossDifference(attempt.ORDER * least, usual).is_within_tolerance
+        assert not LossDifference(attempt.ORDER * least * 1.001, usual).is_within_tolerance
     assert "did NOT stay" in str(LossDifference(3e-3, 1e-6))
