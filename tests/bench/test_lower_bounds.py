@@ -281,3 +281,26 @@ def test_of_two_ways_the_faster_counts_by_its_median(
 
     taken = lower_bounds._better(None if before is None else of(before), of(found))
     assert taken.samples.get(taken.metric, []) == better
+
+
+def test_of_all_ways_to_measure_a_rate_the_fastest_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    ways = [("a", 3.0), ("b", 7.0), ("a", 5.0), ("b", 6.0), ("a", 4.0)]
+    turns: list[tuple[int, int, str]] = []
+
+    def measured(one: Constant, effort: Effort, harness: Harness) -> Variant:
+        made = lower_bounds._variant(harness, one.name, "throughput_tflops")
+        made.samples = {made.metric: [float(one.how)]}
+        return made
+
+    monkeypatch.setattr(lower_bounds, "_measured", measured)
+    monkeypatch.setattr(lower_bounds, "_asked", lambda probing, effort: [
+        Constant(name, f"what {name}", "TFLOP/s", str(value)) for name, value in ways])
+    opened = opened_of(Simulation())
+    with standing(SUITE, progress=lambda done, total, rounds, last: turns.append(
+            (done, total, last))) as harness:
+        lower_bounds.measure_limits(harness, opened, SIMULATED)
+    assert opened.device is not None
+    opened.device.close()
+    assert {e.variant: e.samples("throughput_tflops") for e in harness.results.entries()
+            if e.variant in "ab"} == {"a": [5.0], "b": [7.0]}
+    assert turns == [(n, 5, f"what {name}") for n, (name, _) in enumerate(ways, 1)]
