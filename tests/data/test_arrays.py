@@ -484,3 +484,19 @@ def test_options_of_files_are_refused_with_arrays_alone(tmp_path: Path) -> None:
 def test_a_seed_is_a_whole_number(seed: Any) -> None:
     with pytest.raises(ConfigError, match=r"seed = .* must be a whole number"):
         from_arrays((np.zeros((9, 2), np.float32), np.arange(9) % 2), seed=seed)
+
+
+@pytest.mark.parametrize("count", [2, 255, 256, 257])
+@pytest.mark.parametrize("way", ["numbers", "constructor"])
+def test_labels_are_bytes_where_all_classes_fit(way: str, count: int) -> None:
+    x, y = np.zeros((count, 4), np.float32), np.arange(count, dtype=np.int64)
+    x[:, 0] = y
+    if way == "constructor":
+        data = built(train_images=x, test_images=x, train_labels=y, test_labels=y,
+                     classes=count).checked()
+    else:
+        data = from_arrays((x, y), (x, y))
+    for labels in (data.train_labels, data.test_labels):
+        assert labels is not None
+        assert labels.dtype == (np.uint8 if count <= 256 else np.int32)
+        assert labels.tolist() == y.tolist()
