@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rawnn.data import from_arrays
 from rawnn.engine.config import Config
 from rawnn.many.folds import folds_of
-from rawnn.many.grouping import load, members_of
+from rawnn.many.grouping import _whole, load, members_of
 from rawnn.many.members import Group, group_key
 
 RNG = np.random.default_rng(5)
@@ -88,3 +89,18 @@ def test_a_member_has_its_configuration_and_list_in_its_group(kind: str, seed: i
                 check(part, at, configs[member // count],
                       lists.rows[fold] if lists.rows else None,
                       lists.held_out[fold] if lists.held_out else None)
+
+
+@pytest.mark.parametrize("has_values", [False, True])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_rows_that_were_split_off_are_put_back_in_their_places(seed: int, has_values: bool) -> None:
+    x, answers = X.astype(np.float32), V.astype(np.float32) if has_values else Y
+    data = from_arrays((x, answers), 0.3, seed=seed)
+    assert len(data.test_images) == 12
+    whole = _whole(data)
+    assert whole.split is None
+    for part in ("train", "test"):
+        np.testing.assert_array_equal(getattr(whole, f"{part}_images"), x)
+        kind = "targets" if has_values else "labels"
+        np.testing.assert_array_equal(getattr(whole, f"{part}_{kind}"), answers)
+    assert _whole(whole) is whole
