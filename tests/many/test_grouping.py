@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from rawnn.common.target import gpu_named
 from rawnn.data import from_arrays
 from rawnn.engine.config import Config
+from rawnn.many import member_plans
 from rawnn.many.folds import folds_of
 from rawnn.many.grouping import _whole, load, members_of
 from rawnn.many.members import Group, group_key
@@ -104,3 +107,29 @@ def test_rows_that_were_split_off_are_put_back_in_their_places(seed: int, has_va
         kind = "targets" if has_values else "labels"
         np.testing.assert_array_equal(getattr(whole, f"{part}_{kind}"), answers)
     assert _whole(whole) is whole
+
+
+def test_gpus_of_one_kind_share_plans_and_others_take_the_sharding_of_the_first(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[Any, ...]] = []
+
+    def plan(group: Any, machine: Any, sharding: str, epochs: int, at_once: int | None) -> Any:
+        made.append((group, machine.target, sharding, epochs, at_once))
+        return SimpleNamespace(choice=SimpleNamespace(sharding=SimpleNamespace(text="chosen")))
+
+    monkeypatch.setattr(member_plans, "member_plans", plan)
+    shared, (one, other) = member_plans.SharedPlans(), (
+        SimpleNamespace(target=gpu_named(name)) for name in ("H100", "H200"))
+    group: Any = object()
+    first = shared(group, one, "", 5, None)
+    second = shared(group, other, "", 5, None)
+    assert first is not second
+    for _ in range(2):
+        assert shared(group, one, "", 5, None) is first
+        assert shared(group, other, "", 5, None) is second
+    for different in ((object(), one, "", 5, None), (group, one, "own", 5, None),
+                      (group, one, "", 6, None), (group, one, "", 5, 2)):
+        assert shared(*different) not in (first, second)  # type: ignore[arg-type]
+    assert made[:2] == [(group, one.target, "", 5, None), (group, other.target, "chosen", 5, None)]
+    assert [call[2:] for call in made[2:]] == [
+        ("", 5, None), ("own", 5, None), ("", 6, None), ("", 5, 2)]
