@@ -129,7 +129,9 @@ def test_gpus_of_one_kind_share_plans_and_others_take_the_sharding_of_the_first(
         assert shared(group, other, "", 5, None) is second
     for different in ((object(), one, "", 5, None), (group, one, "own", 5, None),
                       (group, one, "", 6, None), (group, one, "", 5, 2)):
-        assert shared(*different) not in (first, second)  # type: ignore[arg-type]
+        found = shared(*different)  # type: ignore[arg-type]
+        assert found is not first
+        assert found is not second
     assert made[:2] == [(group, one.target, "", 5, None), (group, other.target, "chosen", 5, None)]
     assert [call[2:] for call in made[2:]] == [
         ("", 5, None), ("own", 5, None), ("", 6, None), ("", 5, 2)]
