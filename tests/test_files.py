@@ -126,6 +126,18 @@ def test_places_that_cannot_be_written_are_refused_before_the_work(tmp_path: Pat
     assert not Path("r.json").exists()
 
 
+def test_what_is_read_is_not_replaced(tmp_path: Path) -> None:
+    data, link = tmp_path / "data.csv", tmp_path / "link.csv"
+    data.write_text("a,b\n")
+    link.symlink_to("data.csv")
+    for name in (data, link, f"{tmp_path}/no/../data.csv"):
+        for read in (data, os.fspath(link)):
+            with pytest.raises(ConfigError, match=r"would replace .*, which is read"):
+                check_output("--out", name, None, "", read)
+    check_output("--out", data, tmp_path, tmp_path / "nowhere.csv", "/dev/null")
+    check_output("--out", tmp_path / "new.csv", data)
+
+
 @needs_rights
 def test_files_and_directories_without_permission_are_refused(tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("old")

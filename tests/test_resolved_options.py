@@ -137,6 +137,20 @@ def test_what_cannot_be_taken_here_is_said(
     assert all("\n" not in message for message in recorder.all("notify"))
 
 
+def test_toggles_for_a_gpu_alone_are_left_out_where_the_run_goes_on_without_one(
+        tmp_path: Path) -> None:
+    """`opt` is that of the run before; where another one asks for them, they are refused."""
+    opt = "preload,fuse,graphs"
+    go(Stopper(2), device="sim", save=str(tmp_path), opt=opt)
+    recorder = Recorder()
+    rest = go(recorder, device="host", resume=str(tmp_path), opt=opt)
+    assert rest.resumed_epochs == 2
+    assert received(recorder, f"--opt {opt} selects others (preload, fuse)"), recorder.all("notify")
+    assert "graphs does not apply on the host and is left out" in rest.notes
+    with pytest.raises(ConfigError, match="graphs: only for a GPU"):
+        go(device="host", resume=str(tmp_path), opt="preload,arena,graphs")
+
+
 def test_toggles_that_make_no_sense(tmp_path: Path) -> None:
     for content in ({"asked": "best"}, {"asked": 1, "toggles": "", "machine": ""},
                     {"asked": "", "toggles": "", "machine": "", "choices": {"a": 3}}):

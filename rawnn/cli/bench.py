@@ -244,7 +244,7 @@ def report(results: tuple[str, ...], out: str, title: str) -> None:
 
     It needs no network: figures are embedded, and there are no scripts.
     """
-    check_output("--out", out)
+    check_output("--out", out, *results)
     made = write_report(results or ("results",), out, title)
     say(f"{out}: {', '.join(made)}")
 
@@ -276,7 +276,7 @@ def compare(a: str, b: str, effect: float, everything: bool, again: bool, device
     reported as slower only if it is slower again. Exits with 1 if a variant of rawnn's is slower,
     can no longer run, or is slower and could not be measured again. Peers are compared separately.
     """
-    check_output("--json", json_file)
+    check_output("--json", json_file, a, b)
     before, now = read_directory(a), read_directory(b)
     pairs, notes = pairs_of(before, now, effect), notes_of(before, now)
     if again:

@@ -56,7 +56,7 @@ def eval_(checkpoint: str, dataset: str | None, data: str | None, target: str | 
 
     Prints loss and accuracy and, for classes, precision, recall and the confusion matrix.
     """
-    check_output("--json", json_file)
+    check_output("--json", json_file, data, checkpoint)
     check_data({"data": data, "dataset": dataset})
     path, found = find_model(checkpoint, say)
     examples = own_examples(found, str(path)) if data is None and dataset is None else \

@@ -86,8 +86,9 @@ def many(vary: tuple[str, ...], seeds: int | None, folds: int | None, repeats: i
     Prints a line an epoch and a table of the best. RUNS/a#17 is network 17 of those that --save
     RUNS/a stored, wherever a checkpoint is accepted.
     """
-    check_output("--json", json_file)
-    check_output("--plot", plot_file)
+    reads = config_file, options.get("data"), resume
+    check_output("--json", json_file, *reads)
+    check_output("--plot", plot_file, *reads)
     if plot_file is not None:
         from rawnn.bench.render.charts import require_matplotlib
 

@@ -62,7 +62,7 @@ def predict(checkpoint: str, data: str, dataset: str | None, target: str | None,
     if out is not None and not out.lower().endswith((".csv", ".npz")):
         raise ConfigError(f"--out {out}: predictions are written as .csv or .npz")
     check_data({"data": data, "dataset": dataset})
-    check_output("--out", out)
+    check_output("--out", out, data, checkpoint)
     _, found = find_model(checkpoint, say)
     examples = given_examples(found, dataset, data, target, csv_options)
     model, device = Model.of(found), device_for(device)

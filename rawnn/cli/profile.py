@@ -44,8 +44,9 @@ def profile(config_file: str | None, steps: int, way: Any, other: str | None,
     With CUPTI the step is profiled as it runs, graphs included, each kernel under the name of its
     op. With events the ops are launched one by one on a stream, so that gaps are those of launches.
     """
-    check_output("--trace", trace_file)
-    check_output("--json", json_file)
+    reads = config_file, options.get("data")
+    check_output("--trace", trace_file, *reads)
+    check_output("--json", json_file, *reads)
     config, data = fitted(make_config(config_file, options), say)
     opened = open_device(config.device, say)
     with opened:

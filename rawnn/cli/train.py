@@ -59,8 +59,9 @@ def train(config_file: str | None, json_file: str | None, log_file: str | None, 
     """
     imports_ms = since_import() * 1e3
     config = make_config(config_file, options)
-    check_output("--json", json_file)
-    check_output("--log-allocations", None if log_file == "-" else log_file)
+    reads = config_file, config.data, config.resume
+    check_output("--json", json_file, *reads)
+    check_output("--log-allocations", None if log_file == "-" else log_file, *reads)
     team = join(config)
     mute = team is not None and team.rank > 0
     if mute:

@@ -14,7 +14,7 @@ import re
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -185,8 +185,9 @@ class SideOutput:
                          f"on without it")
 
 
-def check_output(option: str, path: PathLike | None) -> None:
-    """Before the work, find reasons why its result could not be written. Raises ConfigError."""
+def check_output(option: str, path: PathLike | None, *reads: PathLike | None) -> None:
+    """Before the work, find reasons why its result could not be written, or should not: it would
+    replace one of the files that the work `reads`. Raises ConfigError."""
     if path is None:
         return
     check_path(option, path)
@@ -197,11 +198,22 @@ def check_output(option: str, path: PathLike | None) -> None:
         raise ConfigError(f"{option} -: name a file; /dev/stdout is the standard output, and ./- a "
                           f"file of that name")
     try:
-        reason = _obstacle(name)
+        reason = _obstacle(name) or _replaced(name, reads)
     except (OSError, ValueError) as error:
         reason = f"it cannot be written ({getattr(error, 'strerror', None) or error})"
     if reason:
         raise ConfigError(f"{option} {name}: {reason}")
+
+
+def _replaced(name: str, reads: Iterable[PathLike | None]) -> str:
+    """Why a file that is read would be lost, or ""."""
+    written = os.path.realpath(name)
+    if os.path.isfile(written):
+        for each in reads:
+            path = os.path.expanduser(each or "")
+            if os.path.isfile(path) and os.path.samefile(written, path):
+                return f"that would replace {path}, which is read: name another file"
+    return ""
 
 
 def _obstacle(name: str) -> str:

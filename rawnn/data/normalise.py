@@ -24,6 +24,9 @@ PIXEL_SCALE = 1.0 / 255.0
 _CHUNK = 1 << 22
 """Elements per chunk of sums in float64: 32 MB, whatever the size of the set."""
 
+_SQUARABLE = 400
+"""Sums of squares of values from 2**-400 to 2**400 neither overflow in float64 nor vanish."""
+
 SHIFT = 2.0**-10
 """Fraction of a standard deviation by which rounding the mean to float32 may shift it."""
 
@@ -181,21 +184,40 @@ def learned(inputs: NDArray[Any], scale: float = 1.0) -> Normalisation:
     count, features = inputs.shape
     rows = max(_CHUNK // features, 1)
     parts = [slice(i, i + rows) for i in range(0, count, rows)]
+    lowest, highest = inputs.min(axis=0), inputs.max(axis=0)
+    exponents = _exponents(lowest, highest)
+    shift = exponents.any()
+
+    def shifted(values: NDArray[Any]) -> NDArray[np.float64]:
+        exact = values.astype(np.float64)
+        return np.ldexp(exact, -exponents) if shift else exact
+
     total = np.zeros(features)
     for part in parts:
-        total += inputs[part].sum(axis=0, dtype=np.float64)
+        total += shifted(inputs[part]).sum(axis=0) if shift else \
+            inputs[part].sum(axis=0, dtype=np.float64)
     mean = total / count
     squares = np.zeros(features)
     for part in parts:  # a second pass: mean of squares - squared mean would cancel
-        apart = inputs[part].astype(np.float64)
+        apart = shifted(inputs[part])
         apart -= mean
         squares += np.einsum("ij,ij->j", apart, apart)
-    constant = inputs.min(axis=0) == inputs.max(axis=0)
+    constant = lowest == highest
+    mean = np.ldexp(mean, exponents)
     mean[constant] = inputs[0][constant]  # sums of large numbers are inexact
-    std = np.sqrt(squares / count) * abs(scale)
+    std = np.ldexp(np.sqrt(squares / count), exponents) * abs(scale)
     tiny = np.finfo(np.float32 if np.can_cast(inputs.dtype, np.float32) else np.float64).tiny
     std[constant | (std < tiny)] = 1.0
     return Normalisation(scale, *_stored(mean * scale, std, inputs.dtype))
+
+
+def _exponents(lowest: NDArray[Any], highest: NDArray[Any]) -> NDArray[np.int32]:
+    """The power of two by which each feature is divided before it is summed: 0, unless squares of
+    its values may be beyond what float64 can hold, or below. Division by it changes no digit."""
+    largest = np.maximum(np.abs(lowest.astype(np.float64)), np.abs(highest.astype(np.float64)))
+    found: NDArray[np.int32] = np.frexp(largest)[1].astype(np.int32)
+    found[np.abs(found) < _SQUARABLE] = 0
+    return found
 
 
 def _stored(mean: NDArray[np.float64], std: NDArray[np.float64],
@@ -261,8 +283,13 @@ class TargetNormalisation:
             raise ConfigError(f"normalise_targets = {wanted!r}" + (
                 nearest(str(wanted), ("learned", "none")) or ": use learned or none"))
         exact = values.astype(np.float64)
-        mean, std = exact.mean(axis=0), exact.std(axis=0)
-        std[(exact.min(axis=0) == exact.max(axis=0)) | (std < np.finfo(np.float32).tiny)] = 1.0
+        lowest, highest = exact.min(axis=0), exact.max(axis=0)
+        exponents = _exponents(lowest, highest)
+        scaled = np.ldexp(exact, -exponents) if exponents.any() else exact
+        mean, std = (np.ldexp(each, exponents) for each in (scaled.mean(axis=0),
+                                                            scaled.std(axis=0)))
+        tiny = np.finfo(np.float32 if np.can_cast(values.dtype, np.float32) else np.float64).tiny
+        std[(lowest == highest) | (std < tiny)] = 1.0
         return cls(mean, std)
 
     def apply(self, values: NDArray[Any]) -> NDArray[np.float32]:

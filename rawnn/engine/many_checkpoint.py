@@ -248,6 +248,9 @@ def read(path: str | os.PathLike[str]) -> ManyCheckpoint:
 def find(path: str | os.PathLike[str], notify: Notify) -> tuple[Path, ManyCheckpoint]:
     """The checkpoint at `path`: the file itself, or the newest good one of a directory, where one
     that cannot be read is skipped, and `notify` gets a sentence. Raises CheckpointError."""
+    if member := split_member(path):
+        raise CheckpointError(f"{os.fspath(path)} names one network, which "
+                              f"rawnn.train(resume=...) continues; all of them are {member[0]}")
     if not os.path.isdir(path):
         return Path(path), read(path)
     reason = ""

@@ -62,7 +62,7 @@ class RunPlanner:
                     f"; that was on {stored.machine}, this is {here}, on which the last bits may "
                     f"differ"))
                 return planned
-        planned = self.select_and_prepare(wanted)
+        planned = self.select_and_prepare(wanted, lenient=True)  # nobody asked for them here
         notify(f"the toggles of the resumed run on {stored.machine} ({words}) are not used on "
                f"{here}: {reason}; --opt {asked} selects others ({planned[0]}), and the run "
                f"continues from the same state, though not bit for bit as it would have there")
@@ -74,16 +74,16 @@ class RunPlanner:
         do not depend on it."""
         return self.config.toggles if self.opened.device else self.config.opt
 
-    def select_and_prepare(self, opt: str, stored: ResolvedOptions | None = None
-                           ) -> tuple[Selection, PreparedRun]:
+    def select_and_prepare(self, opt: str, stored: ResolvedOptions | None = None,
+                           lenient: bool = False) -> tuple[Selection, PreparedRun]:
         """Resolve `opt` on this machine and prepare the run, with the launch variants of `stored`
-        if given."""
+        if given. If `lenient`, toggles for a GPU alone are left out on the host."""
         network, recipe = self.config.network(), self.config.recipe()
         if self.team is not None:
             recipe, opt = parallel.recipe_of_rank(recipe, self.team), parallel.with_nccl(opt)
         selection = select(
             opt, network, recipe.steps(len(self.data.train_images)), self.opened.machine,
-            batch=recipe.share(recipe.batch).rows, lenient=self.config.device == "auto",
+            batch=recipe.share(recipe.batch).rows, lenient=lenient or self.config.device == "auto",
             recipe=recipe, data_spec=data_spec_of(self.data, "train"))
         recipe = self._with_batch(network, recipe, selection)
         prepared = prepare(network, self.data, selection, recipe)

@@ -321,6 +321,8 @@ def _reactivate(progress: Progress, own: Any, members: Iterable[int] | None) -> 
         chosen = np.isin(progress.status, [Status.ACTIVE, Status.FINISHED, Status.PAUSED])
     else:
         numbers = member_numbers(members)
+        if not numbers:
+            raise ConfigError("members is empty: name one or more, or leave it out for all")
         bad = [i for i in numbers if not 0 <= i < len(own)]
         if bad:
             raise ConfigError(f"members has {bad[0]}, but there are the members 0 to "

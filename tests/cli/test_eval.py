@@ -54,6 +54,22 @@ def kept(rawnn: Rawnn, tmp_path: Path, flowers: Path) -> Path:
     return directory
 
 
+def test_the_table_that_is_read_is_not_replaced(rawnn: Rawnn, kept: Path, flowers: Path) -> None:
+    before, newest = flowers.read_text(), str(listed(kept)[-1][1])
+    table = ("--data", str(flowers), "--target", "kind", "--layers", "2-8-3")
+    for command in (("predict", str(kept), "--data", str(flowers), "--out", str(flowers)),
+                    ("eval", str(kept), "--data", str(flowers), "--json", str(flowers)),
+                    ("train", *FAST, *table, "--json", str(flowers)),
+                    ("many", *FAST, *table, "--json", str(flowers)),
+                    ("profile", "--device", "sim", *table, "--trace", str(flowers)),
+                    ("eval", newest, "--json", newest),
+                    ("train", "--resume", newest, "--epochs", "31", "--json", newest)):
+        done = rawnn(*command)
+        assert done.status == 2
+        assert "which is read: name another file" in done.err
+    assert flowers.read_text() == before
+
+
 def test_training_on_a_table_is_kept(rawnn: Rawnn, kept: Path, tmp_path: Path) -> None:
     assert [epoch for epoch, _ in listed(kept)] == [29, 30]
     file = tmp_path / "r.json"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rawnn.common.errors import ConfigError
-from rawnn.data.normalise import Normalisation, learned
+from rawnn.data.normalise import Normalisation, TargetNormalisation, learned
 
 RNG = np.random.default_rng(0)
 
@@ -84,6 +84,23 @@ def test_large_means_do_not_cancel() -> None:
     x = (1e4 + RNG.normal(size=(4000, 3)) * 0.01).astype(np.float32)
     made = learned(x)
     np.testing.assert_allclose(made.std, x.astype(np.float64).std(axis=0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("power", [-1000, -600, 0, 600, 1000])
+def test_values_whose_squares_float64_cannot_hold_are_learned_from(power: int) -> None:
+    """Powers of two change no digit: everything is that of the same values near 1."""
+    x = np.random.default_rng(4).normal(size=(50, 3))
+    x[:, 1] *= 2.0**20
+    small, made = learned(x), learned(np.ldexp(x, power))
+    assert small.mean is not None
+    assert small.std is not None
+    assert np.array_equal(made.mean, np.ldexp(small.mean, power))  # type: ignore[arg-type]
+    assert np.array_equal(made.std, np.ldexp(small.std, power))  # type: ignore[arg-type]
+    assert np.allclose(made.apply(np.ldexp(x, power)), (x - x.mean(0)) / x.std(0), atol=1e-6)
+    target = TargetNormalisation.of("learned", np.ldexp(x, power))
+    assert target is not None
+    assert np.allclose(np.ldexp(target.std, -power), x.std(0), rtol=1e-14)
+    assert np.allclose(target.apply(np.ldexp(x, power)), (x - x.mean(0)) / x.std(0), atol=1e-6)
 
 
 def test_given_numbers() -> None:

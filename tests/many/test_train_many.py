@@ -314,6 +314,11 @@ def test_a_member_of_a_file_is_taken_wherever_a_checkpoint_is(tmp_path: Path) ->
         assert resumed.resumed_epochs == 4
     with pytest.raises(CheckpointError, match="has the networks 0 to 3, but no network 4"):
         rawnn.Model.load(f"{file}#4")
+    for load in (rawnn.Many.load, lambda path: rawnn.train_many(resume=path, data=(X, Y))):
+        with pytest.raises(CheckpointError, match=r"#3 names one network, which rawnn\.train\("):
+            load(f"{file}#3")
+    with pytest.raises(ConfigError, match="members is empty: name one or more"):
+        many.resume(epochs=6, members=[])
     with pytest.raises(CheckpointError, match="holds 4 networks: name one of them"):
         rawnn.Model.load(file)
     messages: list[str] = []
