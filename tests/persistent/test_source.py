@@ -18,7 +18,7 @@ from rawnn.model.optimizers import Optimizer
 from rawnn.opts.persistent import rewrite
 from rawnn.persistent.choose import choose
 from rawnn.persistent.layout import layout_of
-from rawnn.persistent.sharding import Sharding
+from rawnn.persistent.sharding import L2, Sharding
 from rawnn.persistent.source import source
 from rawnn.plan.op import Op
 from rawnn.ptx.kernels import kernel_for
@@ -111,6 +111,23 @@ def test_the_epilogue_of_bias_sums_is_there_once_a_gradient(nvrtc: Nvrtc) -> Non
     found = compile_source(nvrtc, text, name="train_steps.cu", arch="compute_90",
                            expressions=("train_steps",), options=QUICK)
     assert found.cubin.count(b"shfl.sync.bfly") == 2 * 2
+
+
+LONGEST = ((32, 960, 128, 784, 48, 32, 32), 256, (16, 8, 512, "FSFSFFF", 1, L2))
+"""Of the random networks from seeds 31001 and 32001 on, one of the four whose float32 kernels
+compile longest, with its sharding."""
+MOST_STATEMENTS = 11_000
+"""Of its PTX, with which the time of NVVM and ptxas grows; NVRTC 12.9 makes 10,841."""
+
+
+def test_one_of_the_longest_kernels_stays_as_short_as_it_is(nvrtc: Nvrtc) -> None:
+    layers, batch, how = LONGEST
+    given = problem(layers, batch, form={"inputs": "float32", "scale": 1.0}, shuffle=True)
+    text = source(layout_of(Sharding(given, *how), HOPPER.shared), "train_steps")
+    found = compile_source(nvrtc, text, name="train_steps.cu", arch="compute_90",
+                           expressions=("train_steps",), options=QUICK)
+    code = found.cubin[found.cubin.index(b".entry"):]
+    assert 5000 < code.count(b";") <= MOST_STATEMENTS
 
 
 @pytest.mark.parametrize(("threads", "loops"), [(256, False), (128, True)])
