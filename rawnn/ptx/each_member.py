@@ -89,8 +89,6 @@ def _text(op: Op, base: KernelImpl, name: str) -> tuple[str, str]:
     single: Op = op.attributes["single"]
     plan: Plan = op.attributes["plan"]
     expression = base.expression(single, plan)
-    if base.strided:
-        expression = f"{expression.removesuffix('>')},true>"
     text = _base_text(base.source, expression)
     signature = _signature(text, expression)
     names = {p.name for p in signature.parameters}

@@ -58,8 +58,8 @@ class KernelImpl:
     All blocks of a `cooperative` kernel are resident at once. A `relocatable` kernel is linked with
     the device runtime. An architecture-`specific` kernel uses instructions that later architectures
     do not have (it is compiled for sm_90a, not sm_90). A `strided` kernel does the same with fewer
-    blocks along x, whose threads then do more; its last template argument, false by default, says
-    that they do much more. `code` is the text of a kernel that is in none of rawnn's files.
+    blocks along x, whose threads then do more. `code` is the text of a kernel that is in none of
+    rawnn's files.
     """
 
     source: str

@@ -15,8 +15,7 @@
 // Launch: one dimension, any size (grid-stride); 256 threads a block. A piece is 16 bytes of x or of t
 // (4 floats, 8 16-bit or 16 8-bit numbers), or a label. The pieces of x come first, row by row, then
 // those of t and y. One thread for each piece covers all. In a smaller grid a thread processes several,
-// and looks up the next one in the order while it waits for the current one. BY_ROW, a warp takes whole
-// rows, which takes a third of the instructions where there are many pieces: for many networks at once.
+// and looks up the next one in the order while it waits for the current one.
 // Limit: device-memory traffic, sizeof(TI) read and sizeof(TX) written an element. Below about 1 MB of
 // output it is the latency of *cursor, followed by that of the order and of the pixels. So all loads of
 // a piece are issued at once, and a row's last piece is read whole if its padding allows it. A thread
@@ -96,7 +95,7 @@ __device__ __forceinline__ Piece piece_at(int index, int inputs, int parts, int 
   return {input, static_cast<int>(row), static_cast<int>(nth - row * each)};
 }
 
-template <typename TI, typename TX, typename TL, bool BY_ROW = false>
+template <typename TI, typename TX, typename TL>
 __global__ void gather(const int* __restrict__ cursor, int offset, int stride,
                        const TI* __restrict__ images, int ldimages, int features,
                        TX* __restrict__ x, int ldx, int batch, const int* __restrict__ order,
@@ -118,35 +117,34 @@ __global__ void gather(const int* __restrict__ cursor, int offset, int stride,
   const int answers =
       (targets != nullptr ? (outputs + 3) / 4 : 0) + (labels != nullptr ? 1 : 0);
   const int total = inputs + batch * answers;
-  struct Loaded {
-    unsigned int words[bytes / 4];
-    unsigned int answer[4];
-  };
-  const auto column_of = [&](const Piece& piece) { return piece.place * (piece.input ? each : 4); };
-  const auto is_label = [&](const Piece& piece) {  // unless it is one of x
-    return labels != nullptr && piece.place == answers - 1;
-  };
-  const auto load = [&](const Piece& piece, long long example) {
-    Loaded found = {};
-    const int column = column_of(piece);
+  // Before the step is first used: the division overlaps with the load.
+  Piece next = piece_at(index < total ? index : 0, inputs, parts, answers);
+  const long long first = static_cast<long long>(step) * stride;
+  int found = 0;
+  if (order != nullptr && index < total) found = order[first + next.row];
+#pragma unroll 1
+  while (index < total) {
+    const Piece piece = next;
+    const long long example = order != nullptr ? found : first + piece.row;
+    const int column = piece.place * (piece.input ? each : 4);
     const int count = (piece.input ? features : outputs) - column;
+    const bool label = labels != nullptr && piece.place == answers - 1;  // unless it is one of x
+    unsigned int words[bytes / 4] = {};
+    unsigned int answer[4] = {};
     if (piece.input) {
-      fetch(found.words, images + example * ldimages + column, wide, count);
-    } else if (is_label(piece)) {
-      found.answer[0] = static_cast<unsigned int>(labels[example]);
+      fetch(words, images + example * ldimages + column, wide, count);
+    } else if (label) {
+      answer[0] = static_cast<unsigned int>(labels[example]);
     } else {
-      fetch(found.answer, targets + example * ldtargets + column, aligned(targets, ldtargets, 16),
-            count);
+      fetch(answer, targets + example * ldtargets + column, aligned(targets, ldtargets, 16), count);
     }
-    return found;
-  };
-  const auto store = [&](const Piece& piece, const Loaded& found) {
-    const int column = column_of(piece);
-    const int count = (piece.input ? features : outputs) - column;
+    index += threads;
+    next = piece_at(index < total ? index : 0, inputs, parts, answers);
+    if (order != nullptr && index < total) found = order[first + next.row];
     if (piece.input) {
       const bool whole = wide_x && count >= each;
       float values[each];
-      widen<TI>(values, found.words);
+      widen<TI>(values, words);
 #pragma unroll
       for (int i = 0; i < each; ++i) values[i] *= scale;
       if (mean != nullptr) {
@@ -162,62 +160,16 @@ __global__ void gather(const int* __restrict__ cursor, int offset, int stride,
         for (int i = 0; i < each; ++i) values[i] *= factors[i];
       }
       store_part(at(x, ldx, piece.row, column), values, whole, count);
-    } else if (is_label(piece)) {
-      y[piece.row] = static_cast<int>(found.answer[0]);
+    } else if (label) {
+      y[piece.row] = static_cast<int>(answer[0]);
     } else if (count >= 4 && aligned(t, ldt, 16)) {
-      store_words(at(t, ldt, piece.row, column), found.answer);
+      store_words(at(t, ldt, piece.row, column), answer);
     } else {
       float* const out = at(t, ldt, piece.row, column);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if (i < count) out[i] = __uint_as_float(found.answer[i]);
+        if (i < count) out[i] = __uint_as_float(answer[i]);
       }
     }
-  };
-  const long long first = static_cast<long long>(step) * stride;
-  if constexpr (BY_ROW) {
-    constexpr int kUnderWay = 4;
-    const int lane = index % 32;
-    int row = index / 32;
-    long long example = 0;
-    if (row < batch) example = order != nullptr ? order[first + row] : first + row;
-#pragma unroll 1
-    while (row < batch) {
-      const int after = row + threads / 32;
-      long long next = 0;
-      if (after < batch) next = order != nullptr ? order[first + after] : first + after;
-#pragma unroll 1
-      for (int place = lane; place < parts + answers; place += 32 * kUnderWay) {
-        Loaded found[kUnderWay];
-        const auto piece = [&](int u) {
-          const int nth = place + 32 * u;
-          return Piece{nth < parts, row, nth < parts ? nth : nth - parts};
-        };
-#pragma unroll
-        for (int u = 0; u < kUnderWay; ++u) {
-          if (place + 32 * u < parts + answers) found[u] = load(piece(u), example);
-        }
-#pragma unroll
-        for (int u = 0; u < kUnderWay; ++u) {
-          if (place + 32 * u < parts + answers) store(piece(u), found[u]);
-        }
-      }
-      row = after;
-      example = next;
-    }
-    return;
-  }
-  // Before the step is first used: the division overlaps with the load.
-  Piece next = piece_at(index < total ? index : 0, inputs, parts, answers);
-  int found = 0;
-  if (order != nullptr && index < total) found = order[first + next.row];
-#pragma unroll 1
-  while (index < total) {
-    const Piece piece = next;
-    const Loaded loaded = load(piece, order != nullptr ? found : first + piece.row);
-    index += threads;
-    next = piece_at(index < total ? index : 0, inputs, parts, answers);
-    if (order != nullptr && index < total) found = order[first + next.row];
-    store(piece, loaded);
   }
 }
