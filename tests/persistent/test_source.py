@@ -74,9 +74,12 @@ def test_a_kernel_that_takes_turns_and_a_partial_batch_compiles(nvrtc: Nvrtc) ->
 
 
 @pytest.mark.parametrize("name", VARIETY)
-def test_operands_that_a_kernel_names_are_its_parameters(name: str) -> None:
-    """All kinds of problems at once: of those that compile above, a slice has some."""
-    p = problem(**VARIETY[name])
+@pytest.mark.parametrize("layers", [None, (16, 16)], ids=["own layers", "one layer"])
+def test_operands_that_a_kernel_names_are_its_parameters(
+        name: str, layers: tuple[int, ...] | None) -> None:
+    """Of all kinds of problems, whose layers are loaded one by one or in a call. A slice compiles
+    some."""
+    p = problem(**VARIETY[name] | ({"layers": layers} if layers else {}))
     for d in (Sharding(p, 1, 1, 256, "F" * (p.depth + 1)), Sharding(p, 1, 2, 256,
                                                                     "F" * (p.depth + 1))):
         text = source(layout_of(d, HOPPER.shared), "train_steps")

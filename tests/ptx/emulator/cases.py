@@ -93,7 +93,7 @@ CASES = {
     "streamed weights": Case((136, 264, 200, 10), 20, "preload,bf16,mma,fuse"),
     "streamed weights in float16": Case((136, 200, 144, 10), 20, "preload,fp16,mma,fuse",
                                         options=MOMENTUM),
-    "streamed weights, stochastic rounding": Case(
+    "head of streamed weights, stochastic rounding": Case(
         (139, 200, 261, 21), 32, "preload,bf16,sr,mma,fuse", spoil=(a_nan, infinite_in_part),
         network={"activation": "tanh"}),
     "streamed weights, backward alone": Case((136, 200, 144, 10), 20, "preload,bf16,mma"),
@@ -134,6 +134,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "wgmma": {"wgmma_is_faster": lambda product, target: True},
     "scaled": {"scaled_is_faster": lambda product, target: True},
     "streamed": {"MIN_SKINNY_WEIGHTS": 1 << 10},
+    "head of streamed": {"MIN_SKINNY_WEIGHTS": 1 << 10},
 }
 """Sizes from which on kernels are taken that are meant for large networks."""
 
