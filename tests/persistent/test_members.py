@@ -4,6 +4,7 @@ one network makes of it; an evaluation is right against NumPy; and faults of the
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,6 +53,22 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 """A sharding, and what is special about the members: every kind of order, loss, number and state,
 whole and partial batches, lists of rows of different lengths, micro-batches, state in registers,
 and more steps than are put in order at once."""
+
+
+@pytest.mark.parametrize(("sharding", "how"), CASES, ids=str)
+def test_extents_of_operands_are_those_of_the_tensors(sharding: str, how: dict[str, Any]) -> None:
+    """Of all but tables with padded rows."""
+    plans = MemberLaunch(group_of(5, **how), sharding).plans
+    for plan in (plans.train, plans.evaluate):
+        (op,) = plan.ops
+        sizes = {name: n for name, n in op.attributes.items() if isinstance(n, int)}
+        for role, extents in kernel_for(op).shapes.items():
+            if role == "members" or role in SCORES:
+                continue
+            elements = [prod(int(n) if n.isdigit() else sizes[n] for n in extent.split("*"))
+                        for extent in extents]
+            words = 2 if role == "parts" else 1  # doubles
+            assert words * prod(elements) == prod(plan[op.operands[role]].shape), role
 
 
 @pytest.mark.parametrize(("sharding", "how"), sliced(CASES), ids=str)
