@@ -151,6 +151,17 @@ def test_clusters_are_for_members_that_all_run_at_once() -> None:
             assert tp_size == 1 or networks <= HOPPER.most_groups(tp_size)
 
 
+def test_clusters_are_tried_for_as_many_networks_as_run_at_once() -> None:
+    own = of_members("A", "")
+    for size in (2, 8):
+        most = HOPPER.most_groups(size)
+        for networks, is_tried in ((1, True), (most, True), (most + 1, False)):
+            tried = {choice.sharding.tp_size
+                     for choice in member_candidates(own, HOPPER, SHUFFLED, networks)}
+            assert (size in tried) == is_tried, (size, networks)
+            assert 1 in tried
+
+
 def test_a_batch_that_fits_no_block_is_taken_in_micro_batches() -> None:
     found = member_candidates(of_members("D", ""), HOPPER, SHUFFLED, 4096)
     assert {choice.sharding.tp_size for choice in found} == {1}
