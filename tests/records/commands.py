@@ -545,11 +545,10 @@ def options() -> Lines:
     """Every option but --help, and the commands that have it."""
     found: dict[str, list[str]] = {}
     for name, command in commands(cli, ""):
-        for given in command.params:
+        for given in command.params:  # without --help, which click makes at a first use
             found.setdefault(described_option(given), []).append(name or "rawnn")
-    everywhere = len(list(commands(cli, "")))
     for text, names in found.items():
-        yield f"{text} <- {'all' if len(names) == everywhere else '; '.join(names)}"
+        yield f"{text} <- {'; '.join(names)}"
 
 
 @record
