@@ -17,7 +17,7 @@ from rawnn.many.folds import folds_of
 from rawnn.many.grouping import load, members_of
 from rawnn.many.host import HostMembers, core_count
 from rawnn.many.members import Group
-from rawnn.many.sessions import MemberSessions, MemberState, SessionMembers
+from rawnn.many.sessions import Job, MemberSessions, MemberState, SessionMembers
 
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(90, 5)).astype(np.float32) * 3 + 1
@@ -249,3 +249,36 @@ def test_a_session_that_is_forgotten_is_closed_once_and_leaves_its_stream(sessio
     assert not any(each.session.is_open for each in held)
     made.close()
     assert gpu.closed == 3
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3, 9])
+def test_as_many_members_are_in_training_as_there_is_room_for(
+        sessions: Any, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    """Each gets an epoch in turn, a member that is done makes room for the next, and all are done
+    once."""
+    made = sessions(4, 10_000, 9_900)
+    made._is_measured, made._at_once, made._most = True, at_once, 9
+    running: list[int] = []
+    epochs: list[tuple[int, int]] = []
+
+    def training(session: Any, before: MemberState, count: int) -> Any:
+        member = before.epoch  # as numbered below
+        running.append(member)
+        assert len(running) <= at_once
+        for epoch in range(count):
+            epochs.append((member, epoch))
+            yield
+        running.remove(member)
+        return None, MemberState(member + 10)
+
+    monkeypatch.setattr(made, "_training", training)
+    monkeypatch.setattr(made, "_session", lambda member, before, busy: made._begin(member))
+    done: list[int] = []
+    made.train_all(Job((0, member), 2 + member, MemberState(member),
+                       lambda figures, after: done.append(after.epoch - 10))
+                   for member in range(4))
+    assert sorted(done) == [0, 1, 2, 3]
+    assert sorted(epochs) == [(member, e) for member in range(4) for e in range(2 + member)]
+    assert epochs[:2] == ([(0, 0), (0, 1)] if at_once == 1 else [(0, 0), (1, 0)])
+    assert {member: each.epoch for member, each in made._idle.items()} == {
+        member: member + 10 for member in range(4)}

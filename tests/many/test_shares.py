@@ -111,3 +111,21 @@ def test_places_of_several_kinds_are_refused() -> None:
         check_alike({"gpu:0": kind, "gpu:1": cast(Any, ("GpuMembers", "1x1:64:FFF"))})
     with pytest.raises(ConfigError, match="launch by launch"):
         check_alike({"gpu:0": ("SessionMembers", ""), "gpu:1": kind})
+
+
+def test_a_state_has_what_all_places_have_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One place may hold more, as the host does of what only it needs."""
+    trainer = Shares([9] * 6, 3, 6)
+    trainer.run(np.arange(6, dtype=np.int32), 2)
+    states = trainer._states
+
+    def with_more(members: Sequence[Rows]) -> Sequence[Arrays]:
+        return [{**each, "more": each["w"]} if share != 1 and each else each
+                for share, each in enumerate(states(members))]
+
+    monkeypatch.setattr(trainer, "_states", with_more)
+    found = trainer.state(np.arange(6, dtype=np.int32))
+    assert {name: array.shape for name, array in found.items()} == {"epoch": (6,), "w": (6, 1)}
+    assert (found["epoch"] == 2).all()
+    alone = np.flatnonzero(trainer._owner == 0).astype(np.int32)
+    assert sorted(trainer.state(alone)) == ["epoch", "more", "w"]
