@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from time import monotonic, sleep
+from types import SimpleNamespace
 
 import pytest
 
@@ -109,3 +110,80 @@ def test_one_process_with_nccl_says_that_it_changes_nothing(rawnn: Rawnn) -> Non
                  "preload,nccl")
     assert done.status == 0
     assert "nccl changes nothing in a run of one process" in done.err
+
+
+class Rank:
+    """A process that ends with `status` at a time; None: it goes on until it is killed."""
+
+    def __init__(self, clock: list[float], status: int | None = None, at: float = 0.0,
+                 is_gone: bool = False) -> None:
+        self.clock, self.status, self.at, self.is_gone = clock, status, at, is_gone
+        self.signals: list[int] = []
+        self.killed = False
+
+    def poll(self) -> int | None:
+        if self.killed:
+            return -signal.SIGKILL
+        return self.status if self.status is not None and self.clock[0] >= self.at else None
+
+    def send_signal(self, number: int) -> None:
+        if self.is_gone:
+            raise ProcessLookupError
+        self.signals.append(number)
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def wait(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_all_ranks_get_what_asks_the_launcher_to_end(is_terminal: bool,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    """But a terminal's Ctrl-C, which it has sent to them, and what is ignored here."""
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: is_terminal))
+    ranks, told = [Rank([0.0]), Rank([0.0], is_gone=True), Rank([0.0])], list[int]()
+    numbers = [getattr(signal, name) for name in launcher.FORWARDED]
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in numbers}
+    ignored = signal.SIGHUP
+    assert ignored in numbers
+    try:
+        signal.signal(ignored, signal.SIG_IGN)
+        with launcher._forwarding(ranks, told.append):  # type: ignore[arg-type]
+            for number in numbers:
+                signal.raise_signal(number)
+        assert [signal.getsignal(number) for number in numbers] == [
+            signal.SIG_IGN if number == ignored else signal.SIG_DFL for number in numbers]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    heard = [number for number in numbers if number != ignored]
+    assert told == heard
+    sent = [number for number in heard if not (is_terminal and number == signal.SIGINT)]
+    assert [rank.signals for rank in ranks] == [sent, [], sent]
+
+
+@pytest.mark.parametrize(("ends", "seconds", "status", "said", "took"), [
+    ([(0, 0), (0, 3)], 99, 0, [], 3),
+    ([(0, 0), (7, 1), (4, 2)], 99, 7, [], 2),
+    ([(0, 4), (-9, 1)], 99, 137, ["rank 1 was ended by SIGKILL"], 4),
+    ([(-15, 2), (-9, 1)], 99, 137, ["rank 1 was ended by SIGKILL"], 2),
+    ([(3, 1), (None, 0), (None, 0)], 999, 3, ["2 ranks did not end within {patience:g} s of it: "
+                                              "ended"], 1 + launcher.PATIENCE),
+    ([(0, 1), (None, 0)], 6, launcher.TIMED_OUT, ["1 rank had not ended after 6 s: ended"], 6)])
+def test_the_first_that_failed_says_the_status(
+        monkeypatch: pytest.MonkeyPatch, ends: list[tuple[int | None, float]], seconds: float,
+        status: int, said: list[str], took: float) -> None:
+    clock, heard = [0.0], list[str]()
+
+    def later(step: float) -> None:
+        clock[0] += step
+
+    monkeypatch.setattr(launcher, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(launcher, "sleep", later)
+    ranks = [Rank(clock, *end) for end in ends]
+    assert launcher._wait(ranks, heard.append, seconds) == status  # type: ignore[arg-type]
+    assert heard == [text.format(patience=launcher.PATIENCE) for text in said]
+    assert clock[0] == pytest.approx(took, abs=0.1)
+    assert [rank.killed for rank in ranks] == [end[0] is None for end in ends]
