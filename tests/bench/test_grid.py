@@ -29,6 +29,11 @@ def test_every_cell_comes_once_and_every_beginning_is_balanced(seed: int) -> Non
             assert Counter(c[axis] for c in begun) == dict.fromkeys(values, diagonals)
         assert Counter(c[1] for c in begun) == dict.fromkeys(GRID.depths, 2 * diagonals)
         assert len({(c[0], c[2]) for c in begun}) == 6 * diagonals
+    for first in range(0, len(cells), 36):  # a Latin square
+        for axis, values in ((0, GRID.widths), (2, GRID.batches)):
+            for value in values:
+                pairs = [(c[1], c[3]) for c in cells[first:first + 36] if c[axis] == value]
+                assert sorted(pairs) == sorted(product(GRID.depths, GRID.optimizers))
     rules = Counter(c[3] for c in cells[:36])
     assert rules["sgd"] == rules["adam"] == 18
     assert min(Counter(c[3] for c in cells[:6]).values()) >= 2
