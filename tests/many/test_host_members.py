@@ -13,6 +13,7 @@ import rawnn
 from rawnn.common.errors import RawnnError
 from rawnn.engine.config import Config
 from rawnn.engine.machine import open_device
+from rawnn.many import host
 from rawnn.many.folds import folds_of
 from rawnn.many.grouping import load, members_of
 from rawnn.many.host import HostMembers, core_count
@@ -282,3 +283,22 @@ def test_as_many_members_are_in_training_as_there_is_room_for(
     assert epochs[:2] == ([(0, 0), (0, 1)] if at_once == 1 else [(0, 0), (1, 0)])
     assert {member: each.epoch for member, each in made._idle.items()} == {
         member: member + 10 for member in range(4)}
+
+
+@pytest.mark.parametrize(("cores", "processes", "members", "seconds", "workers"), [
+    (8, 1, (9, 9), 1.0, 8), (8, 3, (9, 9), 1.0, 2), (8, 1, (2, 3), 1.0, 5), (8, 16, (9,), 1.0, 0),
+    (8, 8, (9,), 1.0, 0), (1, 1, (9,), 1.0, 0), (8, 1, (1,), 1.0, 0), (8, 1, (9, 9), 0.5, 0),
+    (8, 1, (9, 9), 0.50001, 8)])
+def test_a_core_of_this_process_has_a_worker_where_it_is_worth_it(
+        monkeypatch: pytest.MonkeyPatch, cores: int, processes: int, members: tuple[int, ...],
+        seconds: float, workers: int) -> None:
+    """`seconds` are in units of twice what it is worth from."""
+    monkeypatch.setattr(host, "core_count", lambda: cores)
+    monkeypatch.setattr(host, "seconds_of", lambda group: (
+        2 * seconds * host.WORTH_SECONDS / len(members)))
+    pool = host.WorkerPool(None, processes)
+    for count in members:
+        pool.register(range(count))  # type: ignore[arg-type]
+    assert pool.count == workers
+    for asked in (0, 3):
+        assert host.WorkerPool(asked, processes).count == asked
