@@ -14,6 +14,7 @@ from rawnn.bench import attempt
 from rawnn.bench.attempt import LossDifference, check_ops, time_ops, training_plan
 from rawnn.bench.peers import worker
 from rawnn.cli import run
+from rawnn.common.errors import ConfigError
 from rawnn.cuda.device import Device
 from rawnn.engine.config import Config
 from rawnn.engine.machine import machine_of
@@ -84,7 +85,9 @@ def test_a_kernel_that_is_wrong_is_found(mine: Path, monkeypatch: pytest.MonkeyP
     device = Device(Simulation(1).backend())
     config, data = Config(layers=(29, 12, 7), batch=8), random_dataset()
     plan = training_plan(config, "preload,arena,bias_relu=mine", data, machine_of(device))
+    free = device.free_memory()
     assert all(each.right for each in check_ops(device, own, plan))
+    assert device.free_memory() == free
     meant = own.reference
 
     def off(t: Any, a: Any) -> None:
@@ -107,6 +110,21 @@ def test_a_kernel_that_is_wrong_is_found(mine: Path, monkeypatch: pytest.MonkeyP
         2.0 if [op.kind for op in ops] == ["bias_relu=mine"] else 7.0))
     assert time_ops(device, own, plan) == [
         attempt.IsolatedTime("relu1", 2.0, 7.0, ("bias_add/naive", "activate/naive"))]
+    device.close()
+
+
+def test_rows_that_are_padded_need_their_distance(mine: Path) -> None:
+    plain = MINE
+    for role in "za":
+        plain = plain.replace(f", int ld{role}", "").replace(f"ld{role}", "cols")
+    mine.write_text(plain)
+    load(mine)
+    device = Device(Simulation(1).backend())
+    opt, data = "preload,arena,bias_relu=mine", random_dataset()
+    assert training_plan(Config(layers=(29, 12, 7), batch=8), opt, data, machine_of(device))
+    with pytest.raises(ConfigError, match=r"rows of 'z' \(13 elements\) lie 16 apart, as they are "
+                                          r"padded to 16 bytes: take int ldz and address z\[row"):
+        training_plan(Config(layers=(29, 13, 7), batch=8), opt, data, machine_of(device))
     device.close()
 
 
