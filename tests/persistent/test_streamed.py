@@ -87,6 +87,18 @@ def test_operands_that_stream_train_as_numpy_does(tmp_path: Path, name: str, sta
     check(launch, tmp_path, 1)
 
 
+@requires.GXX
+def test_warps_share_steps_unevenly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 warps share 17 steps of 16 inputs: two each, of which the last warp has one of its own.
+    34 blocks take long, so that they do one step of training."""
+    monkeypatch.setitem(VARIETY, "uneven", {
+        "numbers": "bf16", "layers": (24, 272, 272, 5), "batch": 16,
+        "network": {"activation": "tanh"}})
+    monkeypatch.setattr(test_emulator, "STEPS", 1)
+    launch = Launch("uneven", 34, 1, "FGGF", exchange=STREAM)
+    check(launch, tmp_path, 1)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_schedule_trains_as_the_plan_does(name: str) -> None:
     launch = launched(name)
