@@ -43,7 +43,7 @@ def _source(file: Path, defines: tuple[str, ...], include: tuple[str, ...],
 
     macros = compiler.macros(defines)
     source = Source.of(file, macros, options, include, arch)
-    source.check_macros(macros)
+    source.check_macros(macros, source.text)  # a header's grid may be all that mentions one
     return source, arch or _here()
 
 

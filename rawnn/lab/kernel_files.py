@@ -45,7 +45,8 @@ def kernel_of(path: str | Path, expression: str | None = None, *, device: Device
                                                 else folders)), *include],
         "arch": arch or settings.get("arch"),
     }
-    Source.of(path, **compiled).check_macros(defines or {}, repr(work))
+    mentions = [work, {n: v for n, v in table.items() if n not in ("defines", "sweep")}]
+    Source.of(path, **compiled).check_macros(compiled["defines"], repr(mentions))
     symbols = settings.get("symbols")
     name = expression or settings.get("kernel")
     if name is None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from rawnn.common.cuda_text import CudaText
 from rawnn.common.errors import ConfigError, MissingLibrary, check_type, nearest
-from rawnn.cuda.compiling.c_types import code_of
+from rawnn.cuda.compiling.c_types import code_of, without_comments
 from rawnn.cuda.compiling.cache import CubinCache
 from rawnn.cuda.compiling.compile import Compiled, compile_source
 from rawnn.cuda.compiling.compiled_signature import Instance, annotated
@@ -72,7 +72,8 @@ class Source(CudaText):
     def check_macros(self, names: Iterable[str], others: str = "") -> None:
         """Raise ConfigError, with the nearest name, for a macro that is not mentioned by the
         source, a header that it includes, or `others`."""
-        unknown = [n for n in names if not re.search(rf"\b{n}\b", self.text + others)]
+        code = without_comments(self.text)  # a header names the macros that it defines
+        unknown = [n for n in names if not re.search(rf"\b{n}\b", code + others)]
         if not unknown or "##" in self.text:  # names may be concatenated
             return
         folders = [Path(self.name).parent, *self.include, *INCLUDE]

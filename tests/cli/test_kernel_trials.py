@@ -182,6 +182,23 @@ def test_names_that_the_file_does_not_have_are_refused(
                 "n=100", "--value", "a=2"]) == 0
 
 
+@pytest.mark.parametrize(("line", "words"), [
+    ('kernel = "copi"', "there is no kernel 'copi'; did you mean 'copy'?"),
+    ("defines = {TILLE = 32}", "the macro TILLE: own.cu mentions no 'TILLE'; did you mean 'TILE'?"),
+    ("sweep = {TILLE = [32, 64]}", "the macro TILLE: own.cu mentions no 'TILLE'")])
+def test_what_the_header_alone_mentions_is_not_in_the_code(
+        capsys: pytest.CaptureFixture[str], line: str, words: str) -> None:
+    head = '/* rawnn\nreference = "x"\ngrid = 1\nblock = "BLOCK"\nsizes = {n = "1..32"}\n'
+    code = ("#ifndef TILE\n#define TILE 32 // copi, TILLE\n#endif\n"
+            "__global__ void copy(float* y, const float* x, int n) { y[0] = x[0] * TILE; }\n")
+    command = "sweep" if line.startswith("sweep") else "check"
+    Path("own.cu").write_text(f'{head}{line}\n*/\n{code}'.replace('"BLOCK"', "32"))
+    assert run(["kernel", command, "own.cu", "--device", "sim"]) == 2
+    assert words in capsys.readouterr().err
+    Path("own.cu").write_text(f"{head}defines = {{BLOCK = 32}}\n*/\n{code}")  # for the launch
+    assert run(["kernel", "check", "own.cu", "--device", "sim"]) == 0
+
+
 def test_a_macro_of_a_header_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     Path("tile.cuh").write_text("#ifdef WIDE\n#define STEP 2\n#else\n#define STEP 1\n#endif\n")
     Path("own.cu").write_text('#include "tile.cuh"\n#include <cassert>\n'

@@ -48,6 +48,15 @@ def code_of(text: str) -> str:
     return _BLANK.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text.replace("\\\n", "  "))
 
 
+_COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\')|//(?:\\\n|[^\n])*|/\*.*?\*/',
+                      re.DOTALL)
+
+
+def without_comments(text: str) -> str:
+    """CUDA C `text` with a space for each comment."""
+    return _COMMENT.sub(lambda match: match[1] or " ", text)
+
+
 def type_words(text: str) -> list[str]:
     found = re.findall(r"[A-Za-z_][\w:]*(?:\s*<.*>)?", text, re.DOTALL)
     return [word for word in found if word not in QUALIFIERS]

@@ -12,7 +12,7 @@ from typing import Any
 
 from rawnn.common.errors import ConfigError
 from rawnn.cuda.compiling.c_text import split_expression
-from rawnn.cuda.compiling.c_types import FORMATS, MAP_SIZE
+from rawnn.cuda.compiling.c_types import FORMATS, MAP_SIZE, without_comments
 from rawnn.cuda.compiling.includes import with_included
 from rawnn.cuda.compiling.probe import CompiledKernel, CompiledParameter
 from rawnn.cuda.compiling.signature import (
@@ -91,7 +91,7 @@ class Declarations:
         if name not in self.names:
             texts = with_included(self._text, self._folders)
             if any(each.rpartition("::")[2] == last for each in self.names) \
-                    or not (any(re.search(rf"\b{last}\b", text) for text in texts)
+                    or not (any(re.search(rf"\b{last}\b", without_comments(t)) for t in texts)
                             or self.has_pasted_names):
                 known_name(self.names, expression)
         found = self.of(name)
