@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rawnn.common.errors import ConfigError, DataError
 from rawnn.data.dlpack import DeviceArray
 from rawnn.data.input_scale import InputScale
-from rawnn.data.labels import check_labels
+from rawnn.data.labels import check_labels, is_text
 from rawnn.data.normalise import (
     Normalisation,
     NormaliseTargets,
@@ -102,6 +102,10 @@ class Dataset:
             object.__setattr__(self, "normalisation", Normalisation(scale))
         if self.train_labels is not None and not self.label_dtype and not self.label_names:
             object.__setattr__(self, "label_dtype", self.train_labels.dtype.name)
+        for word in (*self.label_names, *self.feature_names, *self.target_names):
+            if not is_text(word):
+                raise DataError(f"{self.name}: the name {word!a} of a class or column has half "
+                                f"a surrogate pair, which no text file can hold: name it otherwise")
 
     @cached_property
     def input_scale(self) -> InputScale | None:

@@ -185,6 +185,16 @@ def check_labels(labels: NDArray[Any], classes: int, name: str, rows: Rows = Non
                         f"labels run from 0 to {classes - 1}")
 
 
+def is_text(word: str) -> bool:
+    """Whether UTF-8 can hold a word: not half a surrogate pair, as Python reads names of files in
+    another encoding."""
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def are_whole(names: Sequence[str]) -> bool:
     """Whether every name is that of a whole number."""
     return bool(names) and all(name.removeprefix("-").isdecimal() for name in names)

@@ -274,6 +274,16 @@ def test_fractions_have_both_their_ends(dtype: str) -> None:
             labels_module.check_fractions(array, "x")
 
 
+@pytest.mark.parametrize("made", [
+    lambda word: (X, [word if place else "other" for place in PLACES]),
+    lambda word: ({word: X[:, 0], "b": X[:, 1], "c": X[:, 2]}, PLACES)])
+def test_a_name_that_no_file_can_hold_is_refused(made: Any) -> None:
+    """Predictions of that class ended in a UnicodeEncodeError."""
+    assert trained(None, data=made("\U0001f33a"), epochs=1).test_accuracy is not None
+    with pytest.raises(DataError, match=r"the name 'a\\udce9' of a class or column"):
+        trained(None, data=made(b"a\xe9".decode(errors="surrogateescape")), epochs=1)
+
+
 def test_whole_numbers_in_float16_are_labels_without_a_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
