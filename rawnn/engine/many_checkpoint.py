@@ -107,16 +107,19 @@ class ManyCheckpoint:
             config["sharding"] = group.sharding
         if self.rows or self.held_out:  # the data set's own test part is not what it was scored on
             config = {k: v for k, v in config.items() if k not in ("dataset", "data")}
+        fold = int(self.fold[number])
+        data = self.records[0 if len(self.records) == 1 else fold]
+        if split := data.get("split"):  # given with arrays, it stands in no member's options
+            config["validation"] = float(split[0])
         network = Network(tuple(config["layers"]), config["bias"], config["activation"],
                           config["loss"], config["init"])
         arrays = {name: array[where] for name, array in states.items()}
         names = [tensor.name for tensor in network.parameters()]
-        fold = int(self.fold[number])
         one = len(self.normalisations) == 1
         return Checkpoint(
             network, {name: arrays.pop(name) for name in names}, epoch, arrays, config,
             self.normalisations[0 if one else fold], self.label_names, dict(self.facts), {},
-            self.records[0 if len(self.records) == 1 else fold], self.lineage,
+            data, self.lineage,
             self.target_normalisations[0 if one else fold], self.label_dtype, self.autoencoder)
 
 

@@ -246,6 +246,21 @@ def test_members_resume_that_train_and_that_do_not() -> None:
     assert is_same(resumed[winner].model.parameters, whole[winner].model.parameters)
 
 
+def test_one_of_them_goes_on_with_the_fraction_that_all_were_scored_on(tmp_path: Path) -> None:
+    """And with the seed of the first member, by which it was split off."""
+    many = rawnn.train_many(data=(X, Y), validation=0.3, layers=OPTIONS["layers"], batch=8,
+                            epochs=2, device="host", lr=[0.1, 0.2], seed=[3, 4], shuffle=True,
+                            save=str(tmp_path))
+    longer = many.resume(epochs=4)
+    for number in (0, 3):
+        one = rawnn.train(resume=f"{tmp_path}#{number}", data=(X, Y), epochs=4)
+        assert is_same(one.parameters, longer[number].model.parameters)
+        assert one.test_loss == longer[number].history[-1].test_loss
+        assert one.config.validation == 0.3
+    with pytest.raises(ConfigError, match=r"fraction of 0\.3 split off by the seed 3, and is"):
+        rawnn.train(resume=f"{tmp_path}#0", data=(X, Y), epochs=5, validation=0.4)
+
+
 def test_members_that_wait_for_others_resume_later() -> None:
     part = rawnn.train_many(**OPTIONS, lr=[0.02, 0.01, 0.3], listener=Recorder(
         lambda recorder, report: recorder.run.stop("enough") if report.epoch == 1 else None))
