@@ -38,9 +38,10 @@ MICRO_BATCHES = (2, 3, 4, 6, 8)
 with a loss scale: rows that a micro-batch leaves and the next does not fill may be infinite."""
 MOST_COUNTS = 14
 """Numbers of data-parallel groups that the search tries."""
-EVEN_GROUPS = 6
+EVEN_GROUPS, MOST_EVEN_GROUPS = 6, 14
 """Groups up to which blocks that exchange via L2 use all multiprocessors evenly. More groups have
-so few blocks each that a power of two comes close."""
+so few blocks each that a power of two comes close, unless shared memory is what bounds a step: then
+sizes of up to MOST_EVEN_GROUPS groups are tried as well."""
 COMPACT_MARGIN = 1.05
 """Of the expected time of a sharding whose buffers share memory: counted for the barriers that it
 has more, and so that what is expected alike keeps the sharding that needs none of it. On an H200
@@ -72,12 +73,20 @@ def choose(problem: Problem, chip: Chip, tp_size: int = 0, dp_size: int = 0) -> 
     given. Raises Unsupported where nothing fits."""
     if dp_size:
         check_blocks(problem, chip, tp_size, dp_size, _groups(chip, tp_size)[0][0])
-    best, least = _cheapest(chip, (*candidates(problem, chip, tp_size, dp_size),
-                                   *streamed_candidates(problem, chip, tp_size, dp_size)))
+    best, least, ideal = _cheapest(chip, (*candidates(problem, chip, tp_size, dp_size),
+                                          *streamed_candidates(problem, chip, tp_size, dp_size)))
+    if not tp_size and problem.depth <= DEEP and (
+            best is None or best.layout.schedule.is_compact or ideal * COMPACT_MARGIN < best.us):
+        more, least_of_more, _ = _cheapest(
+            chip, candidates(problem, chip, 0, dp_size, is_more=True))
+        least = min(filter(None, (least, least_of_more)), default=0)
+        if more and (best is None or more.us * COMPACT_MARGIN < best.us):
+            best = more
     if best is None and not problem.scaled:
-        best, _ = _cheapest(chip, (_with_threads(replace(d, micro_batches=n)) for n in MICRO_BATCHES
-                                   for d in candidates(problem, chip, tp_size, dp_size, n)
-                                   if d.dp_size > 1 and d.group_batch >= n))
+        best, *_ = _cheapest(chip, (
+            _with_threads(replace(d, micro_batches=n)) for n in MICRO_BATCHES
+            for d in candidates(problem, chip, tp_size, dp_size, n)
+            if d.dp_size > 1 and d.group_batch >= n))
     if best is None:
         least = least or least_bytes(problem, max(size for _, size in _groups(chip, tp_size)))
         raise Unsupported(
@@ -103,12 +112,14 @@ def priced(layout: Layout, chip: Chip) -> Choice:
     return Choice(layout, us + cost.state_microseconds(layout, chip.costs), chip.costs)
 
 
-def _cheapest(chip: Chip, tried: Iterable[Sharding]) -> tuple[Choice | None, int]:
-    """The cheapest that fits; and where none does, the bytes that a block would need at least."""
+def _cheapest(chip: Chip, tried: Iterable[Sharding]) -> tuple[Choice | None, int, float]:
+    """The cheapest that fits; where none does, the bytes that a block would need at least; and the
+    expected microseconds of the cheapest, whether it fits or not."""
     best: Choice | None = None
-    least, counted = 0, inf
+    least, counted, ideal = 0, inf, inf
     for d in tried:
         us = cost.microseconds(d, chip.costs)
+        ideal = min(ideal, us)
         if best is not None and (us >= counted or cost.most_bytes(d) > 2 * chip.shared):
             continue
         if best is None and least and cost.most_bytes(d) > max(2 * chip.shared, least):
@@ -119,14 +130,14 @@ def _cheapest(chip: Chip, tried: Iterable[Sharding]) -> tuple[Choice | None, int
         margin = COMPACT_MARGIN if found.schedule.is_compact else 1.0
         if found.nbytes <= chip.shared and choice.us * margin < counted:
             best, counted = choice, choice.us * margin
-    return best, least
+    return best, least, ideal
 
 
 def candidates(problem: Problem, chip: Chip, tp_size: int, dp_size: int,
-                micro_batches: int = 1) -> Iterator[Sharding]:
+                micro_batches: int = 1, is_more: bool = False) -> Iterator[Sharding]:
     """Shardings that may be cheapest, with one micro-batch each. Those of deep networks may fit
-    with so many `micro_batches`."""
-    for transport, tp in _groups(chip, tp_size):
+    with so many `micro_batches`. `is_more`: of the sizes of groups that are tried last."""
+    for transport, tp in _more_groups(chip) if is_more else _groups(chip, tp_size):
         most = chip.most_groups(tp, transport)
         for dp in (dp_size,) if dp_size else _group_counts(problem.batch, most):
             if dp > most or dp > problem.batch:
@@ -162,6 +173,13 @@ def _groups(chip: Chip, tp_size: int) -> list[tuple[str, int]]:
     via_l2 |= {2**n for n in range(1, chip.blocks.bit_length())}
     return [*((DSMEM, size) for size in chip.sizes),
             *((L2, size) for size in sorted(via_l2) if least <= size <= chip.blocks)]
+
+
+def _more_groups(chip: Chip) -> list[tuple[str, int]]:
+    """The sizes via L2 that are tried where shared memory bounds a step."""
+    tried = {size for _, size in _groups(chip, 0)} | {1}
+    sizes = {chip.blocks // groups for groups in range(EVEN_GROUPS + 1, MOST_EVEN_GROUPS + 1)}
+    return [(L2, size) for size in sorted(sizes - tried)]
 
 
 def _group_counts(batch: int, most: int) -> list[int]:

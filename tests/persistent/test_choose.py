@@ -13,6 +13,7 @@ import pytest
 from rawnn.common.target import HOST, known
 from rawnn.model.layers import Network
 from rawnn.model.optimizers import Optimizer
+from rawnn.persistent import choose as choosing
 from rawnn.persistent import cost
 from rawnn.persistent.chip import chip_of
 from rawnn.persistent.choose import (
@@ -21,6 +22,7 @@ from rawnn.persistent.choose import (
     MOST_WARPS,
     Choice,
     _group_counts,
+    _groups,
     _layer,
     _layers,
     candidates,
@@ -156,6 +158,27 @@ def test_buffers_share_memory_only_where_that_is_expected_to_be_clearly_faster()
     compact = [us for layout, us in others if layout.nbytes <= HOPPER.shared]
     assert compact
     assert min(compact) * COMPACT_MARGIN >= found.us
+
+
+def test_more_sizes_of_groups_are_tried_where_shared_memory_bounds_a_step(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    p = problem((803, 400, 98, 93, 16, 133, 2), batch=225, numbers="tf32", form=FLOATS,
+                optimizer=Optimizer("adam", 1e-3))
+    found = choose(p, HOPPER)
+    usual = {size for _, size in _groups(HOPPER, 0)}
+    assert found.sharding.tp_size not in usual
+    assert found.sharding.via_l2
+    assert found.sharding.blocks <= HOPPER.blocks
+    monkeypatch.setattr(choosing, "_more_groups", lambda chip: [])
+    fewer = choose.__wrapped__(p, HOPPER)
+    assert fewer.sharding.tp_size in usual
+    assert found.us * COMPACT_MARGIN < fewer.us
+
+
+def test_more_sizes_of_groups_are_not_tried_where_all_shardings_fit(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing, "_more_groups", lambda chip: pytest.fail("no need"))
+    assert not choose.__wrapped__(problem((64, 48, 10)), HOPPER).layout.schedule.is_compact
 
 
 def test_more_work_is_expected_to_take_longer() -> None:
