@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import rawnn
-from rawnn.common.errors import RawnnError
+from rawnn.common.errors import OutOfMemory, RawnnError
 from rawnn.engine.config import Config
 from rawnn.engine.machine import open_device
 from rawnn.many import host
@@ -212,9 +212,10 @@ def sessions(monkeypatch: pytest.MonkeyPatch) -> Callable[..., MemberSessions]:
 
     monkeypatch.setattr("rawnn.many.sessions.Session", Held)
 
-    def make(count: int, *free: int) -> MemberSessions:
+    def make(count: int, *free: int, residents: Any = None) -> MemberSessions:
         group = group_of([Config(**OPTIONS, seed=seed) for seed in range(count)])
-        return MemberSessions(group, Opened(FakeGpu(free)))  # type: ignore[arg-type]
+        return MemberSessions(group, Opened(FakeGpu(free)),  # type: ignore[arg-type]
+                              residents=residents)
     return make
 
 
@@ -302,3 +303,24 @@ def test_a_core_of_this_process_has_a_worker_where_it_is_worth_it(
     assert pool.count == workers
     for asked in (0, 3):
         assert host.WorkerPool(asked, processes).count == asked
+
+
+def test_groups_of_a_device_free_what_they_hold_for_one_another(
+        sessions: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    residents: list[Any] = []
+    first, second = (sessions(2, 10_000, 9_900, residents=residents) for _ in range(2))
+    assert residents == [first, second]
+    held = first._idle[0] = first._begin(0)
+    begin = second._begin
+
+    def full(member: int) -> Any:
+        if first._idle:
+            raise OutOfMemory("full")
+        return begin(member)
+
+    monkeypatch.setattr(second, "_begin", full)
+    assert second._session(0, MemberState(), 0).session.is_open
+    assert not held.session.is_open
+    monkeypatch.setattr(second, "_begin", begin)
+    first.close()
+    second.close()
