@@ -297,18 +297,29 @@ def aliases_of(d: Sharding) -> dict[str, str]:
     Of several groups, which update no weights before the backward pass has read them: where the
     activations of the same boundary do, if both have the same rows and columns. What the backward
     pass leaves out must be zero, and an exchange leaves out columns of padding that a GEMM stores.
-    Of blocks that may share a multiprocessor: where the activations of the layer above lie."""
+    Of blocks that may share a multiprocessor: where the activations of the layer above lie, if
+    neither writes into rows of padding of the other, which must stay zero."""
     p = d.problem
     if d.evaluates or p.scaled or p.saves_input:
         return {}
     if d.resident and d.tp_size == 1:
-        return {f"z{n}": f"a{n + 1}" for n in range(1, p.depth - 1)}
+        return {f"z{n}": f"a{n + 1}" for n in range(1, p.depth - 1)
+                if has_clean_padding(p.layers[n], p.layers[n + 1])}
     if not fetches_late(d):
         return {}
     kinds = d.layer_kinds
     return {f"z{n}": f"a{n}" for n in range(1, p.depth) if d.boundaries[n] != ALL_GATHERED
             and (d.sent == d.columns or kinds[n - 1] == ROW_PARALLEL
                  or kinds[n] != COLUMN_PARALLEL)}
+
+
+def has_clean_padding(gradients: int, activations: int) -> bool:
+    """Whether gradients of so many rows, padded to whole eights, and activations of so many, padded
+    to whole sixteens, can lie in the same place: the rows of padding of one are no rows of the
+    other."""
+    if gradients < activations:
+        return gradients % 8 == 0
+    return gradients == activations or activations % 16 == 0
 
 
 def backward_pass(d: Sharding, *, compact: bool = False) -> list[Phase]:

@@ -19,7 +19,13 @@ from rawnn.persistent.phases.input import ConvertInput, Prefetch, WaitForInput
 from rawnn.persistent.phases.learning_rate import LoadRate
 from rawnn.persistent.phases.overflow import OVERFLOW
 from rawnn.persistent.phases.phase import Barrier, Phase
-from rawnn.persistent.schedule import Schedule, build, with_barriers
+from rawnn.persistent.schedule import (
+    Schedule,
+    aliases_of,
+    build,
+    has_clean_padding,
+    with_barriers,
+)
 from rawnn.persistent.sharding import L2, Sharding
 from rawnn.persistent.stamps import stamps
 from tests.persistent.hazards import hazards
@@ -174,3 +180,18 @@ def test_a_reduction_waits_for_a_gemm_whose_parts_lie_in_the_same_scratch_memory
     gemm, exchange = schedule.gemms[0], schedule.exchanges[0]
     assert (gemm.tiling(d).split, exchange.teams(d)) == (split, 2)
     assert exchange.scratch_busy == ("scratch" in gemm.writes(d)) == (split > 1)
+
+
+def test_buffers_share_memory_only_where_padding_stays_zero() -> None:
+    """Gradients are padded to whole eights of rows, activations to whole sixteens."""
+    for gradients in range(1, 60):
+        for activations in range(1, 60):
+            padding = {*range(gradients, -(-gradients // 8) * 8)}
+            of_activations = {*range(activations, -(-activations // 16) * 16)}
+            is_clean = not padding & {*range(activations)} \
+                and not of_activations & {*range(gradients)}
+            assert has_clean_padding(gradients, activations) == is_clean
+    resident = replace(
+        sampled(0), problem=problem(layers=(5, 7, 54, 16, 48, 10)), tp_size=1, dp_size=1,
+        boundaries="FFFFFF", resident=1)
+    assert aliases_of(resident) == {"z2": "a3", "z3": "a4"}
