@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -227,3 +229,12 @@ def test_options_that_mean_nothing_together_are_refused(capsys: pytest.CaptureFi
                         (["--cost", "--floors", "/nowhere.json"], "cannot read /nowhere.json")):
         assert command(["plan", *words]) == 2
         assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("times", "wanted"), [
+    ([], 0), ([1.5], 1.5), ([1.5, 2.0], 3.5), ([None], None), ([1.5, None], None),
+    ([None, 2.0], None)])
+def test_a_step_is_known_where_all_of_its_ops_are(times: list[float | None],
+                                                  wanted: float | None) -> None:
+    costs: list[Any] = [SimpleNamespace(us=us) for us in times]
+    assert total(costs) == wanted
