@@ -67,7 +67,7 @@ def eval_(checkpoint: str, dataset: str | None, data: str | None, target: str | 
     device = device_for(device)
     with working("measuring"):
         figures = show(found, examples, device, confusion,
-                       Console(highlight=False, soft_wrap=True))
+                       Console(highlight=False, soft_wrap=True, emoji=False))
     if json_file:
         values = {"checkpoint": str(path), "epoch": found.epoch, **figures}
         write_atomically(json_file, indented_json(values))

@@ -75,7 +75,7 @@ def predict(checkpoint: str, data: str, dataset: str | None, target: str | None,
                          else _csv(columns, model).encode())
         say(f"{len(examples.inputs):,} predictions are in {out}")
     if examples.answers is not None:
-        console = Console(highlight=False, soft_wrap=True, stderr=out is None)
+        console = Console(highlight=False, soft_wrap=True, emoji=False, stderr=out is None)
         show(found, examples, device, True, console)
 
 

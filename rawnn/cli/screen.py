@@ -26,10 +26,10 @@ def say(message: str) -> None:
 def table_console() -> Console:
     """The console for a table: as wide as the terminal, or as COLUMNS says. A pipe has no width
     that a table would have to fit."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, emoji=False)
     if console.is_terminal or os.environ.get("COLUMNS", "").isdigit():
         return console
-    return Console(highlight=False, soft_wrap=True, width=200)
+    return Console(highlight=False, soft_wrap=True, emoji=False, width=200)
 
 
 def sentences(console: Console, texts: Iterable[str]) -> None:

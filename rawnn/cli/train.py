@@ -112,7 +112,7 @@ class _Screen(Listener):
 
     def __init__(self, quiet: bool, epochs: int, mute: bool = False, writes: bool = False) -> None:
         """`writes` says that the run leaves files: checkpoints, its result."""
-        self.console = Console(highlight=False, soft_wrap=True)
+        self.console = Console(highlight=False, soft_wrap=True, emoji=False)
         self._quiet, self._mute, self._writes = quiet, mute, writes
         self.lost: OSError | None = None
         self._session: Session | None = None

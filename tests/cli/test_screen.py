@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from rawnn.cli import train
-from rawnn.cli.screen import Heartbeat, Pace, Screen, duration, fitted
+from rawnn.cli.screen import Heartbeat, Pace, Screen, duration, fitted, sentences, table_console
 
 
 class Clock:
@@ -149,3 +149,13 @@ def test_the_bar_of_a_training_is_drawn_twenty_times_a_second(monkeypatch: pytes
     bar.disable = True
     screen.epoch_done(8)
     assert drawn == [1, 4, 6, 7]
+
+
+@pytest.mark.parametrize("columns", ["", "100"])
+def test_sentences_are_printed_as_they_are(
+        columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither as markup nor as the name of a sign: a sharding may have ":100:"."""
+    monkeypatch.setenv("COLUMNS", columns) if columns else monkeypatch.delenv("COLUMNS", False)
+    texts = ["a shape of [3, 4]", "[red]no colour[/red]", "[/] persistent=1x1:100:FFFF [link=x]"]
+    sentences(table_console(), texts)
+    assert capsys.readouterr().out.splitlines() == texts

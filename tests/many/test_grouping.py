@@ -16,6 +16,7 @@ from rawnn.many import member_plans
 from rawnn.many.folds import folds_of
 from rawnn.many.grouping import _whole, load, members_of
 from rawnn.many.members import Group, group_key
+from rawnn.many.variation import _several
 
 RNG = np.random.default_rng(5)
 X = RNG.normal(size=(40, 3)) * (1, 20, 3) + (0, 5, 9)
@@ -135,3 +136,9 @@ def test_gpus_of_one_kind_share_plans_and_others_take_the_sharding_of_the_first(
     assert made[:2] == [(group, one.target, "", 5, None), (group, other.target, "chosen", 5, None)]
     assert [call[2:] for call in made[2:]] == [
         ("", 5, None), ("own", 5, None), ("", 6, None), ("", 5, 2)]
+
+
+@pytest.mark.parametrize("name", ["opt", "target", "skip"])
+def test_a_list_of_words_is_one_value_of_such_options(name: str) -> None:
+    assert _several(name, ["a", "b"]) is None
+    assert _several("loss", ["mse", "bce"]) == ("mse", "bce")
