@@ -115,6 +115,8 @@ def test_variables_of_the_host_alone_are_left_out(variable: str) -> None:
     kernel = rawnn.Kernel(f"{variable}\n{COPY}", "copy", device=rawnn.lab.simulated())
     assert [(each.what, each.first) for each in kernel.left_out] in (
         [("variable", 1)], [("constant", 1)])
+    with pytest.raises(CompileError, match=r"2 \| int wrong = ;"):  # an error of its own stays one
+        rawnn.Kernel(f"{variable}\nint wrong = ;\n{COPY}", "copy", device=rawnn.lab.simulated())
 
 
 @pytest.mark.parametrize("condition", ["#if 0", "#ifdef OLD", "#if __CUDA_ARCH__ >= 900"])

@@ -94,10 +94,11 @@ def compiled_kernels(name: str, ptx: str, lowered: Mapping[str, str], expression
     """Each kernel of the source `name`. Raises CompileError for one without a body."""
     found = {}
     for expression in expressions:
-        kernel = compiled_kernel(ptx, lowered[expression], lowered.get(probe_of(expression), ""))
-        if kernel is None:
+        if not has_body(ptx, lowered[expression]):
             raise undefined(name, expression)
-        found[expression] = kernel
+        kernel = compiled_kernel(ptx, lowered[expression], lowered.get(probe_of(expression), ""))
+        if kernel is not None:
+            found[expression] = kernel
     return found
 
 
@@ -121,7 +122,7 @@ def compiled_kernel(ptx: str, lowered: str, probe: str) -> CompiledKernel | None
 
 def has_body(ptx: str, lowered: str) -> bool:
     """Whether the PTX defines the kernel with this mangled name."""
-    return lowered in _functions(ptx)
+    return f".entry {lowered}(" in ptx
 
 
 def undefined(name: str, expression: str) -> CompileError:

@@ -33,7 +33,14 @@ _OPTIONS = ("--device-as-default-execution-space",)
 def translate(text: str, paths: Sequence[Path], cuda: Sequence[Path], expressions: Sequence[str],
               log: str) -> Translation | None:
     """A rewritten version of a source that NVRTC refused with `log`; None if there is none."""
-    return remove_host_code(text, paths, cuda, expressions) or add_implied_headers(text, log)
+    return remove_host_code(text, paths, cuda, expressions, _has_host_variables(log)) \
+        or add_implied_headers(text, log)
+
+
+def _has_host_variables(log: str) -> bool:
+    """Whether all that NVRTC refuses is that variables are the host's."""
+    errors = re.findall(r"\): error: (.*)", log)
+    return bool(errors) and all("is considered a host variable" in each for each in errors)
 
 
 def add_implied_headers(text: str, log: str) -> Translation | None:
@@ -44,10 +51,11 @@ def add_implied_headers(text: str, log: str) -> Translation | None:
 
 
 def remove_host_code(text: str, paths: Sequence[Path], cuda: Sequence[Path],
-                      expressions: Sequence[str]) -> Translation | None:
+                     expressions: Sequence[str], with_variables: bool = False
+                     ) -> Translation | None:
     """The device part of the source and of the headers in `paths`; `cuda` are the folders of CUDA's
-    headers. None if there is no function, variable or header of the host, or if brackets do not
-    match."""
+    headers. None if there is no function or header of the host, nor a variable `with_variables`, or
+    if brackets do not match."""
     files = find_included_files(text, paths, _is_foreign, is_of_the_host)
     try:
         part = find_device_part(files.texts, expressions)
@@ -55,7 +63,8 @@ def remove_host_code(text: str, paths: Sequence[Path], cuda: Sequence[Path],
         return None
     is_whole = any(each.what == "function" for each in part.left_out)
     emptied = _emptied(files, cuda, is_whole, part.texts)
-    has_variables = any(each.what in ("variable", "constant") for each in part.left_out)
+    has_variables = with_variables and any(each.what in ("variable", "constant")
+                                           for each in part.left_out)
     if not (is_whole or has_variables or emptied or files.encoded):
         return None
     headers = {file: files.rewrite(file, each) for file, each in part.texts.items() if file}
