@@ -26,6 +26,7 @@ from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
 from rawnn.plan.recipe import Recipe
 from rawnn.plan.tensor import Role, Tensor
+from rawnn.ptx.gemm import deferred
 from rawnn.ptx.gemm.tiles import GemmShape
 from rawnn.ptx.kernel_registry import Key, key_of
 from rawnn.ptx.kernels import kernel_for
@@ -261,8 +262,10 @@ def _cases(machine: Machine) -> dict[Key, list[Case]]:
                     _collect(found, variant, opt, machine)
         with mock.patch("rawnn.ptx.gemm.deferred.LEAST_WEIGHTS", 1):
             opt = ",".join(filter(None, ("preload", number, "mma=sync,fuse,graphs=epoch")))
+            of_few: dict[tuple[Any, ...], Case] = {}
             for variant in FEW_ROWS:
-                _collect(found, variant, opt, machine)
+                _collect(of_few, variant, opt, machine)
+            found |= {what: case for what, case in of_few.items() if case.op.impl == deferred.IMPL}
     for opt in ("", "graphs=epoch", "preload,fuse,graphs=while", "preload,cublas,fuse,graphs=3"):
         for variant in SHAPES:
             _collect(found, variant, opt, machine)

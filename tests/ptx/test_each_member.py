@@ -121,13 +121,13 @@ def test_fewer_blocks_gather_the_same(tmp_path: Path, monkeypatch: pytest.Monkey
     group = group_of(4, rows=23, layers=(200, 9, 7), batch=16, loss=loss)
     assert 3 * 256 < 16 * (50 + pieces) <= 4 * 256
     plans = launch_plans(group, CAPABLE, "", 1)
-    (op,) = (op for op in plans.steps.ops if op.attributes["single"].kind == "gather")
+    (op,) = (op for op in plans.training.whole.ops if op.attributes["single"].kind == "gather")
     grids, found = [], []
     for blocks in (8448, 9, 1):
         monkeypatch.setattr(each_member, "STRIDED_BLOCKS", blocks)
         grids.append(kernel_for(op).geometry({"launched": len(ACTIVE)})[0])
-        arrays = arrays_of(group, plans, plans.steps)
-        called(op, plans.steps, tmp_path, {r: arrays[n] for r, n in op.operands.items()})
+        arrays = arrays_of(group, plans, plans.training.whole)
+        called(op, plans.training.whole, tmp_path, {r: arrays[n] for r, n in op.operands.items()})
         found.append([arrays[op.operands[role]].tobytes() for role in ("x", answer)])
     assert grids == [(4, 1, 4), (3, 1, 4), (1, 1, 4)]
     assert found[0] == found[1] == found[2]
