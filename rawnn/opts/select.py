@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import dropwhile
 
 from rawnn.common.errors import ConfigError, unknown
 from rawnn.common.target import HOST, Target
@@ -185,9 +186,11 @@ def _parse(text: str, start: presets.Values,
 
 
 def _refuse_two_presets(given: Sequence[str]) -> None:
-    """A preset replaces all that stands before it, so that of two the first has no effect."""
-    if len(given) > 1:
-        first, second = given[:2]
+    """A preset replaces all that stands before it, so that of two the first has no effect. Without
+    an effect, too, is `none` at the beginning, which programs write ahead of any list."""
+    some = list(dropwhile(lambda preset: preset == "none", given))
+    if len(some) > 1:
+        first, second = some[:2]
         raise ConfigError(f"'{first}' is given twice: leave one of them out" if first == second else
                           f"'{first}' and '{second}' are presets, and there can be only one: leave "
                           f"one out, and write toggles behind the other, as in {second},fuse")
