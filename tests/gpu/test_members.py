@@ -90,3 +90,22 @@ def test_members_of_launches_are_single_runs(opened: Opened, options: dict[str, 
 
 def test_lists_of_different_lengths(opened: Opened) -> None:
     check(opened, uneven(6, (37, 40, 23), (13, 3, 20), optimizer="adam"))
+
+
+@pytest.mark.parametrize(("opt", "unit"), [("preload", 1e-5), ("tf32", 1e-3), ("bf16", 1e-2)])
+@pytest.mark.parametrize(("layers", "batch"), [((5, 7, 54, 105, 10), 188),
+                                               ((4, 95, 20, 29, 10), 220)])
+def test_members_of_widths_that_need_padding_train_as_the_host(
+        opened: Opened, layers: tuple[int, ...], batch: int, opt: str, unit: float) -> None:
+    """Blocks so full that buffers share memory, where rows of padding must stay zero."""
+    group = group_of(3, 2 * batch, layers=layers, batch=batch, opt=opt, optimizer="adam", lr=1e-3,
+                     activation="tanh", device="gpu")
+    trainer = kind_of(group, opened, "")(group, opened, sharding="")
+    trainer.run(np.arange(3, dtype=np.int32), 2)
+    scores = trainer.scores()
+    trainer.close()
+    for member, config in enumerate(group.members):
+        with Session(replace(config, device="host"), data=group.dataset_of(0)) as session:
+            history = session.run().history
+        np.testing.assert_allclose(scores.train_loss[member], [r.train_loss for r in history],
+                                   rtol=unit)

@@ -80,6 +80,7 @@ VARIETY: dict[str, dict[str, Any]] = {
     "narrow outputs, mean squares": {"layers": (96, 16), "batch": 16, "network": {"loss": "mse"}},
     "tf32, one layer": {"numbers": "tf32", "layers": (50, 12)},
     "a wide middle": {"layers": (21, 90, 40, 7)},
+    "a wide layer of outputs": {"layers": (21, 26, 9, 40), "network": {"activation": "tanh"}},
     "a wide middle, mean squares": {"layers": (21, 90, 40, 7), "network": {"loss": "mse"}},
     "many outputs, mean squares": {"layers": (21, 40, 88), "batch": 62, "network": {"loss": "mse"}},
     "one layer in an order": {"layers": (21, 40), "network": {"loss": "mse"}, "shuffle": True,

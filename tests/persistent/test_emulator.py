@@ -68,6 +68,8 @@ SHARED = [
     ("float32 inputs, a schedule", 8, 1, "FSFF"), ("long rows", 2, 1, "SF"),
     ("softmax, SGD", 8, 1, "FSFG"), ("softmax, SGD", 8, 2, "FGFG"), ("softmax, SGD", 4, 1, "SFGF"),
     ("softmax, SGD", 16, 1, "SFGF"),  # blocks that have nothing of a boundary
+    ("a wide layer of outputs", 8, 1, "FSFG"),  # the last block has outputs alone
+    ("a wide layer of outputs", 8, 2, "FSFS"),
     ("clusters share sums", 1, 8, ""), ("more outputs than a register file", 2, 3, "FG"),
     ("Adam in an order, state far", 2, 1, "FSFF"), ("Adam in an order, state far", 2, 3, "FSFF"),
     ("more outputs than a register file", 4, 1, "FS"), ("softmax, SGD", 16, 1, "SFGS"),

@@ -100,7 +100,7 @@ class Epilogue:
         if self.function != ACTIVATE_BACKWARD or self.send or self.own_rows or k.p.scaled:
             return ""
         boundary = int(self.to[1:])
-        count = "0" if is_whole(limit) else limit
+        count = "kAllRows" if is_whole(limit) else limit
         return f"Gradients<Shape, Activation, {k.type_of(boundary)}>{{{k.buffer(self.saved)}, " \
                f"{k.buffer(self.to)}, {count}}}"
 

@@ -126,9 +126,11 @@ __device__ __forceinline__ void store_gradients(Half* to, float first, float sec
   store_two<SHAPE>(to, ACTIVATION::backward(first, both.x), ACTIVATION::backward(second, both.y));
 }
 
-// An epilogue (epilogue.cuh) that multiplies gradients by slopes, for rows below `count`, or all rows of tiles
-// if it is 0. It loads the saved values of all tiles of a task ahead of its first store: the compiler moves no
-// load across a store, and each would wait for the one before.
+constexpr int kAllRows = -1;
+
+// An epilogue (epilogue.cuh) that multiplies gradients by slopes, for rows below `count`, which is 0 in a block
+// that has none, or kAllRows of its tiles. It loads the saved values of all tiles of a task ahead of its first
+// store: the compiler moves no load across a store, and each would wait for the one before.
 template <typename SHAPE, typename ACTIVATION, typename T>
 struct Gradients {
   using Saved = typename SavedPair<T>::Type;
@@ -142,7 +144,7 @@ struct Gradients {
   static __device__ __forceinline__ int place(int mt, int nt) {
     return (mt * 16 + lane_index() / 4) * SHAPE::kPitch + nt * 8 + lane_index() % 4 * 2;
   }
-  __device__ __forceinline__ bool has(int row) const { return count == 0 || row < count; }
+  __device__ __forceinline__ bool has(int row) const { return count == kAllRows || row < count; }
   __device__ __forceinline__ Early early(int mt, int nt) const {
     const int row = mt * 16 + lane_index() / 4;
     const T* const first = saved + place(mt, nt);
