@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from rawnn.common.errors import ConfigError
 from rawnn.cuda.compiling.signature import KernelSignature, parse_kernels
-from rawnn.cuda.compiling.structs import Struct
+from rawnn.cuda.compiling.structs import Struct, built_in
+from rawnn.cuda.compiling.symbols import body_of, find_symbol, static_shared, symbols
 from rawnn.cuda.device import Device
 from rawnn.cuda.launch import Arguments, KernelLaunch
 from rawnn.engine.runners.arguments import kernel_arguments
@@ -217,3 +218,122 @@ def test_members_are_filled_in_from_the_op(monkeypatch: pytest.MonkeyPatch) -> N
     without = Op("line", "line", {"x": "x", "y": "y"}, {"offset": 0})
     with pytest.raises(ConfigError, match=r"op 'line' \(line\) gives no 'slope' for the struct"):
         kernel_arguments(without, plan, signature, {"x": 256, "y": 512})
+
+
+# -- other types, and variables -------------------------------------------------------------------
+VECTORS = {
+    "char": (1, "1,2,1,4"), "uchar": (1, "1,2,1,4"), "short": (2, "2,4,2,8"),
+    "ushort": (2, "2,4,2,8"),
+    "int": (4, "4,8,4,16"), "uint": (4, "4,8,4,16"), "float": (4, "4,8,4,16"),
+    "long": (8, "8,16,8,16"), "ulong": (8, "8,16,8,16"), "longlong": (8, "8,16,8,16"),
+    "ulonglong": (8, "8,16,8,16"), "double": (8, "8,16,8,16"),
+}
+"""Bytes of an element, and the alignments of vectors of 1 to 4, by the CUDA programming guide."""
+
+
+@pytest.mark.parametrize("base", VECTORS)
+def test_vectors_are_aligned_as_the_guide_says(base: str) -> None:
+    size, alignments = VECTORS[base]
+    for count, align in enumerate(map(int, alignments.split(",")), 1):
+        found = built_in(f"{base}{count}")
+        assert found is not None
+        assert (found.size, found.align) == (size * count, align)
+        assert [(m.name, m.offset, m.shape) for m in found.members] == [
+            ("xyzw"[i], size * i, ()) for i in range(count)]
+        kinds = {np.dtype(m.code).kind for m in found.members}
+        assert kinds == {"f" if base in ("float", "double") else "u" if base[0] == "u" else "i"}
+        inner = struct_of(f"struct S {{ char first; {base}{count} v[2]; char last; }};")
+        end = align + 2 * size * count
+        assert [m.offset for m in inner.members] == [0, align, end]
+        assert (inner.size, inner.align) == (-(-(end + 1) // align) * align, align)
+    assert built_in(f"{base}5") is built_in(f"{base}") is built_in(f"{base}0") is None
+
+
+@pytest.mark.parametrize(("name", "size", "align", "members"), [
+    ("dim3", 12, 4, "xyz"), ("half2", 4, 4, "xy"), ("__nv_bfloat162", 4, 4, "xy"),
+    ("std::complex<float>", 8, 8, ("real", "imag")),
+    ("cuda::std::complex<double>", 16, 16, ("real", "imag"))])
+def test_other_built_in_types(name: str, size: int, align: int, members: Any) -> None:
+    found = built_in(name)
+    assert found is not None
+    assert (found.size, found.align, found.dtype.itemsize) == (size, align, size)
+    assert [m.name for m in found.members] == list(members)
+
+
+def test_a_struct_of_structs_lies_where_c_puts_it() -> None:
+    """An inner struct has the alignment of its widest member, not its own size, and a pointer that
+    of an address."""
+    found = struct_of("""struct A { double x; char c; }; struct B { short s[3]; };
+        using Index = unsigned short; typedef B Named;
+        struct S { char c; A a[2]; char d; Named b; Index i; const A* p; bool last; };""")
+    native_a: Any = type("A", (ctypes.Structure,), {"_fields_": [("x", ctypes.c_double),
+                                                                 ("c", ctypes.c_char)]})
+    native_b: Any = type("B", (ctypes.Structure,), {"_fields_": [("s", ctypes.c_short * 3)]})
+    native: Any = type("S", (ctypes.Structure,), {"_fields_": [
+        ("c", ctypes.c_char), ("a", native_a * 2), ("d", ctypes.c_char), ("b", native_b),
+        ("i", ctypes.c_ushort), ("p", ctypes.c_void_p), ("last", ctypes.c_bool)]})
+    assert (found.size, found.align) == (ctypes.sizeof(native), ctypes.alignment(native))
+    assert {m.name: m.offset for m in found.members} == {
+        name: getattr(native, name).offset for name in ("c", "a", "d", "b", "i", "p", "last")}
+    assert found.pointers
+    assert not struct_of("struct A { int x; }; struct S { A a; };").pointers
+    assert struct_of("struct A { int* x; }; struct S { A a; };").pointers
+
+
+CODE = """#define RADIUS 3  // of the stencil
+#  define WIDE (2 * RADIUS + 1)
+constexpr int ROWS = 4, COLS = WIDE;
+static const int HALF = ROWS / 2 - 1;
+enum { MANY = 5 };
+struct Point { double x; float y; };
+__constant__ float taps[WIDE];
+__device__ Point points[ROWS][COLS];
+__device__ unsigned int count = 0;
+__managed__ __device__ short* where;
+static __constant__ Point one = {1, 2};
+__device__ int few[HALF], unknown[sizeof(int)];
+__device__ Hidden* hidden;
+// __device__ int gone;
+namespace a { __global__ void k(float* x) {
+  __shared__ float tile[ROWS * WIDE];
+  __shared__ __align__(16) Point p; { __shared__ char c[2], d; }
+} }
+__global__ void other(float* x) { extern __shared__ float dynamic[]; __shared__ int n[3]; }
+"""
+
+
+def test_variables_and_their_bytes() -> None:
+    found = {each.name: (each.ctype, each.shape, each.nbytes) for each in symbols(CODE)}
+    assert {name: each for name, each in found.items() if name != "unknown"} == {
+        "taps": ("float", (7,), 28), "points": ("Point", (4, 7), 16 * 28), "one": ("Point", (), 16),
+        "count": ("unsigned int", (), 4), "where": ("short*", (), 8), "few": ("int", (1,), 4),
+        "hidden": ("Hidden*", (), 8)}
+    assert found["unknown"] == ("int", None, None)
+    one = find_symbol(CODE, "one")
+    assert one is not None
+    assert one.layout is not None
+    assert [(m.name, m.offset) for m in one.layout.members] == [("x", 0), ("y", 8)]
+    assert find_symbol(CODE, "gone") is None
+    unknown = find_symbol("__device__ int u[sizeof(int)]; __device__ Hidden h;", "u")
+    assert unknown is not None
+    assert (unknown.shape, unknown.nbytes) == (None, None)
+    assert [each.nbytes for each in symbols("__device__ Hidden h;")] == [None]
+
+
+@pytest.mark.parametrize(("extent", "value"), [
+    ("6", 6), ("N", 7), ("N + 1", 8), ("(N + 1) / 3", 2), ("M", 15), ("2 * M - N", 23), ("K", 5),
+    ("N % 2", None), ("", None), ("1 / 0", None), ("f(2)", None), ("N ** 2", None), ("T", None)])
+def test_extents_are_computed_from_constants_and_macros(extent: str, value: int | None) -> None:
+    text = (f"template <int T = 3, int U> struct W {{}};\nconstexpr int N = 7;\n"
+            f"#define M 2 * N + 1 // comment\n#define K 5\n__device__ float x[{extent}];")
+    found = find_symbol(text, "x")
+    assert found is not None
+    assert found.shape == (None if value is None else (value,))
+
+
+def test_shared_bytes_are_those_of_the_kernels_own_body() -> None:
+    assert static_shared(CODE, "k") == 4 * 4 * 7 + 16 + 3
+    assert static_shared(CODE, "other") == 12
+    assert static_shared(CODE, "none") == 0
+    assert "dynamic" in body_of(CODE, "other")
+    assert "dynamic" not in body_of(CODE, "k")

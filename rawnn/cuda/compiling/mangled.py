@@ -123,8 +123,8 @@ class _Reader:
             else:
                 self.take("L")
                 inner = self._source_name()
-                outer = "" if current is None or not str(current) else f"{current}::"
-                current = self.added(CType(outer + ("" if inner.startswith(_UNNAMED) else inner)))
+                parts = [str(current or ""), "" if inner.startswith(_UNNAMED) else inner]
+                current = self.added(CType("::".join(filter(None, parts))))
         if current is None:
             raise ValueError("a nested name without parts")
         return self.added(replace(current, const=True)) if const else current

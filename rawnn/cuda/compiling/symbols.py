@@ -14,9 +14,11 @@ from rawnn.cuda.compiling.c_types import canonical, code_of, type_words
 from rawnn.cuda.compiling.structs import Struct, layout_of
 
 _VARIABLE = r"\s+((?:[\w:]+\s+)*?[\w:]+[\s*]+)(\w+)\s*((?:\[[^\]]*\]\s*)*)"
-_DECLARED = re.compile(rf"\b__(?:constant|device|managed)__{_VARIABLE}(?=[;={{])")
+_DECLARED = re.compile(rf"\b__(?:constant|device|managed)__{_VARIABLE}(?=[;,={{])")
 _SHARED = re.compile(
     rf"\b__shared__(?:\s+(?:alignas|__align__)\s*\([^)]*\))?{_VARIABLE}(?=[;,])")
+_FURTHER = re.compile(r"\s*,\s*(\*?)\s*(\w+)\s*((?:\[[^\]]*\]\s*)*)(?=[;,={])")
+"""A further variable of the same declaration, behind one without an initialiser."""
 _DEEP = 4
 """Levels of constants by which an extent may be defined."""
 _QUALIFIERS = {"static", "extern", "inline", "constexpr", "__constant__", "__device__",
@@ -71,16 +73,18 @@ def body_of(code: str, kernel: str) -> str:
 def _variables(pattern: re.Pattern[str], part: str, code: str, text: str) -> Iterator[SymbolType]:
     """The variables that a part of the code declares."""
     for match in pattern.finditer(part):
-        words = [word for word in type_words(match[1]) if word not in _QUALIFIERS]
-        pointer = "*" in match[1]
-        ctype = canonical(words)
-        extents = [_number(e, code, text) for e in re.findall(r"\[([^\]]*)\]", match[3])]
-        shape = None if None in extents else tuple(e for e in extents if e is not None)
-        try:
-            layout = layout_of("unsigned long long" if pointer else ctype, [code])
-        except ConfigError:
-            layout = None
-        yield SymbolType(match[2], ctype + "*" * pointer, layout, shape)
+        ctype = canonical([word for word in type_words(match[1]) if word not in _QUALIFIERS])
+        declarator: re.Match[str] | None = match
+        while declarator is not None:
+            pointer = "*" in declarator[1]
+            extents = [_number(e, code, text) for e in re.findall(r"\[([^\]]*)\]", declarator[3])]
+            shape = None if None in extents else tuple(e for e in extents if e is not None)
+            try:
+                layout = layout_of("unsigned long long" if pointer else ctype, [code])
+            except ConfigError:
+                layout = None
+            yield SymbolType(declarator[2], ctype + "*" * pointer, layout, shape)
+            declarator = _FURTHER.match(part, declarator.end())
 
 
 def find_symbol(text: str, name: str) -> SymbolType | None:
@@ -92,7 +96,8 @@ def _number(extent: str, code: str, text: str) -> int | None:
     """The value of "6", or of an expression of numbers, constants and macros: "2 * RADIUS + 1"."""
     def value(match: re.Match[str]) -> str:
         name = re.escape(match[0])
-        found = re.search(rf"\b{name}\s*=\s*([^;{{}}]+);", code) \
+        found = re.search(rf"\b{name}\s*=\s*([^;,{{}}]+);", code) \
+            or re.search(rf"\bconst(?:expr)?\s[^;{{}}()<>]*\b{name}\s*=\s*([^;,{{}}]+),", code) \
             or re.search(rf"^[ \t]*#[ \t]*define[ \t]+{name}[ \t]+([^\n]+?)[ \t]*(?://.*)?$", text,
                          re.MULTILINE)
         return f"({found[1]})" if found else match[0]
