@@ -26,6 +26,7 @@ MODULES = (
     "gemms",
     "launches",
     "shardings",
+    "sources",
     "refusals",
     "data",
     "messages",

@@ -1,0 +1,101 @@
+"""The CUDA C that is written for whole steps, for each kind of problem: the statements of each
+part, and a checksum. A changed checksum says which parts a change of the emitters reaches."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+from rawnn.persistent.choose import choose
+from rawnn.persistent.layout import Layout, layout_of
+from rawnn.persistent.member_problem import evaluation_layout, training_problem
+from rawnn.persistent.member_source import member_source
+from rawnn.persistent.problem import Unsupported
+from rawnn.persistent.sharding import DSMEM, L2, STREAM, Members, Sharding
+from rawnn.persistent.source import source
+from rawnn.persistent.streamed_source import streamed_source
+from rawnn.persistent.tracing import traced
+from tests.persistent.problems import HOPPER, VARIETY, problem
+from tests.records import Lines, record
+
+_PART = re.compile(r"^ +// ((?:forward|backward|gradient)[^\n:]*)[^\n]*$", re.MULTILINE)
+SHARED = ((1, 1), (1, 3), (2, 1), (4, 2))
+"""Blocks of a group, and groups; each kind of problem has two of these."""
+BOUNDARIES = (
+    ("softmax, SGD", 2, 1, "FSFG", DSMEM, 1), ("softmax, SGD", 4, 1, "FGSF", L2, 1),
+    ("softmax, SGD", 2, 3, "SFGF", DSMEM, 2), ("Adam in an order", 4, 1, "FSFF", L2, 3),
+    ("a wide middle", 4, 2, "FSFS", DSMEM, 1), ("a wide middle", 2, 2, "FGFG", L2, 2),
+    ("an autoencoder", 2, 1, "SFS", DSMEM, 1), ("stochastic rounding, Adam", 2, 2, "FSFS", L2, 1),
+    ("float16, Adam, tanh", 2, 2, "FSFS", DSMEM, 2),
+    ("more outputs than a register file", 2, 3, "FS", L2, 1),
+)  # fmt: skip
+MEMBERS = (Members(), Members(listed=True), Members(listed=True, uneven=True))
+
+
+def parts(text: str) -> Iterator[str]:
+    """The parts of a kernel: a name, statements, a checksum."""
+    found = list(_PART.finditer(text))
+    begins = [0, *(each.start() for each in found)]
+    names = ["head", *(each[1] for each in found)]
+    for name, begin, end in zip(names, begins, [*begins[1:], len(text)], strict=True):
+        part = text[begin:end]
+        yield f"{name} {part.count(';')} {zlib.crc32(part.encode()):08x}"
+
+
+def written(what: str, text: str) -> str:
+    return f"{what}: {', '.join(parts(text))}"
+
+
+@record
+def written_kernels() -> Lines:
+    for number, (name, keywords) in enumerate(VARIETY.items()):
+        p = problem(**keywords)
+        for tp_size, dp_size in (SHARED[number % 4], SHARED[(number + 1 + number // 4) % 4]):
+            try:
+                chosen = choose(p, HOPPER, tp_size, dp_size)
+            except Unsupported as error:
+                yield f"{name}, {tp_size} x {dp_size}: {error}"
+                continue
+            layout: Layout = chosen.layout
+            if number % 3 == 0 and not p.reconstruct:
+                layout = layout.with_partial_batch()
+            if number % 5 == 0:
+                layout = traced(replace(chosen, layout=layout), 3).layout
+            yield written(f"{name}, {layout.sharding.text}", source(layout, "train_steps"))
+    for name, tp_size, dp_size, boundaries, transport, micro_batches in BOUNDARIES:
+        d = Sharding(problem(**VARIETY[name]), tp_size, dp_size, 256, boundaries, micro_batches,
+                     transport)
+        for room in (HOPPER.shared, 0):
+            yield written(f"{name}, {d.text}, {room} bytes",
+                          source(layout_of(d, room).with_partial_batch(), "train_steps"))
+
+
+@record
+def written_kernels_that_stream() -> Lines:
+    for layers, batch, bias in (((64, 48, 48, 16), 16, True), ((72, 64, 64, 64, 64, 7), 64, False),
+                                ((784, 256, 256, 256, 10), 128, True)):
+        p = problem(layers, batch, "bf16", {"activation": "tanh", "bias": bias}, shuffle=True)
+        d = Sharding(p, layers[1] // 8, 1, 512, f"F{'G' * (p.depth - 1)}F", transport=STREAM)
+        layout = layout_of(d, HOPPER.shared)
+        yield written(d.text, streamed_source(layout, "train_steps"))
+
+
+@record
+def written_kernels_of_many_networks() -> Lines:
+    for number, (name, keywords) in enumerate(VARIETY.items()):
+        for tp_size in (1, 2)[: 1 + (number % 3 == 0)]:
+            members = MEMBERS[number % 3]
+            try:
+                p = training_problem(problem(**keywords), members, partial=number % 2 == 0)
+                boundaries = "FS" if tp_size > 1 and p.depth > 1 else "FF"
+                d = Sharding(p, tp_size, 1, 256, boundaries + "F" * (p.depth - 1), members=members)
+                layout = layout_of(d, HOPPER.shared)
+            except Unsupported as error:
+                yield f"{name}, {tp_size}: {error}"
+                continue
+            yield written(f"{name}, {d.text}", member_source(layout, "train_members"))
+            measured = evaluation_layout(d, members.listed, partial=number % 2 == 0,
+                                         room=HOPPER.shared)
+            yield written("  evaluation", member_source(measured, "evaluate_members"))
