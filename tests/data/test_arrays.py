@@ -480,6 +480,14 @@ def test_options_of_files_are_refused_with_arrays_alone(tmp_path: Path) -> None:
         np.testing.assert_array_equal(again.parameters[name], array)
 
 
+@pytest.mark.parametrize("options", [
+    {"validation": 0.2}, {"normalise": "none"}, {"normalise": "learned"}, {"validation": (_X, _X)},
+    {"validation": 0.2, "normalise": "learned"}])
+def test_a_data_set_is_divided_and_normalised_already(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="a Dataset has its own validation data and normal"):
+        train(data=built(), layers=(4, 2), epochs=1, device="host", **options)
+
+
 @pytest.mark.parametrize("seed", [-1, 1.5, True, "0"])
 def test_a_seed_is_a_whole_number(seed: Any) -> None:
     with pytest.raises(ConfigError, match=r"seed = .* must be a whole number"):
