@@ -105,6 +105,27 @@ def test_template_parameters_and_defaults():
     assert kernel.instantiate("k<const float*>").parameters[2].format == "P"
 
 
+@pytest.mark.parametrize(("declared", "argument", "ctype", "const"), [
+    ("T a", "float", "float", False), ("T a", "const float", "float", True),
+    ("T a", "float*", "float@", False), ("T a", "const float*", "float@", True),
+    ("T a", "float* const", "float@", False), ("T a", "float**", "float*@", False),
+    ("T a", "const float**", "float*@", False), ("T a", "float* const*", "float*@", True),
+    ("const T a", "float", "float", True), ("const T a", "float*", "float@", False),
+    ("const T a", "const float*", "float@", True), ("const T a", "float**", "float*@", False),
+    ("T* a", "float", "float@", False), ("T* a", "const float", "float@", True),
+    ("T* a", "const float*", "float*@", False), ("T* a", "float* const", "float*@", True),
+    ("const T* a", "float", "float@", True), ("const T* a", "float*", "float*@", True),
+    ("T* const a", "float", "float@", False), ("T const* a", "unsigned", "unsigned int@", True),
+    ("T** a", "const float", "float*@", False), ("T* const* a", "float", "float*@", True),
+    ("T a[]", "long unsigned", "unsigned long@", False), ("const T a[4]", "int", "int@", True),
+])
+def test_what_a_parameter_is_with_a_template_argument(declared, argument, ctype, const):
+    """`@` stands for the parameter's own pointer, and `const` for what that points to."""
+    kernel = only(f"template <typename T> __global__ void k({declared}) {{}}")
+    (found,) = kernel.instantiate(f"k<{argument}>").parameters
+    assert (found.ctype + "@" * found.pointer, found.const) == (ctype, const)
+
+
 @pytest.mark.parametrize("expression", ["k", "k<>", "k<float>", "k<float,true,1>"])
 def test_wrong_number_of_template_arguments(expression):
     kernel = only("template <typename T, bool B> __global__ void k(T* a) {}")
@@ -142,6 +163,8 @@ def test_unnamed_parameters_get_a_number():
     assert [p.name for p in only("__global__ void k(int, float*, unsigned, T);").parameters] == [
         "arg0", "arg1", "arg2", "arg3",
     ]  # fmt: skip
+    named = only("__global__ void k(int arg2, int arg2_, float*, int);")
+    assert [p.name for p in named.parameters] == ["arg2", "arg2_", "arg2__", "arg3"]
 
 
 def test_struct_by_value_is_refused_by_name():

@@ -411,7 +411,8 @@ def _substitute(parameter: Parameter, types: dict[str, str]) -> Parameter:
         return parameter
     depth, levels = given.count("*"), given.split("*")
     beyond = len(parameter.ctype) - len(base)  # further levels of pointers
-    const = parameter.const
+    # Of `const T x`, where T is a pointer, x is constant, and not what it points to.
+    const = parameter.const and (parameter.pointer or not depth)
     if not beyond:
         inner = levels[depth if parameter.pointer else max(depth - 1, 0)]
         const = const or re.search(r"\bconst\b", inner) is not None
