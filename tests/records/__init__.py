@@ -27,6 +27,7 @@ MODULES = (
     "launches",
     "shardings",
     "sources",
+    "driver_calls",
     "refusals",
     "data",
     "messages",
