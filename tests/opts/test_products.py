@@ -4,6 +4,8 @@ activations whose slope needs their input. The launches of a step, and what is c
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from rawnn.engine.runners.host import HostRunner
 from rawnn.model.layers import Network
 from rawnn.model.optimizers import Optimizer
 from rawnn.opts import select
+from rawnn.opts.mma import fits
 from rawnn.plan.plan import Plan
 from rawnn.sim import sim_backend
 from tests import tolerances
@@ -88,3 +91,22 @@ def test_a_step_in_its_products_computes_the_same(numbers: str, options: dict[st
     for name, value in wanted.parameters.items():
         np.testing.assert_array_equal(simulated.parameters[name], found.parameters[name])
         np.testing.assert_allclose(found.parameters[name], value, rtol=0, atol=bound, err_msg=name)
+
+
+KINDS = ("float32", "float16", "bfloat16", "float8_e4m3", "float8_e5m2")
+TENSOR_CORES = {("float32", "float32"), ("float16", "float16"), ("bfloat16", "bfloat16"),
+                *product(KINDS[3:], repeat=2)}
+
+
+@pytest.mark.parametrize("pair", [*product(KINDS, repeat=2)])
+def test_operands_that_tensor_cores_take(pair: tuple[str, str]) -> None:
+    """Both of one 16-bit dtype or of float32, or both of 8 bits; with sums in float16 only its
+    own."""
+    plan = step_plan(Network((8, 8)), 8, 32)
+    op = plan.find(kind="matmul")[0]
+    plan = plan.with_tensors(*(replace(plan[op.operands[role]], dtype=dtype)
+                               for role, dtype in zip("ab", pair, strict=True)))
+    for compute in ("float32", "float16"):
+        attributes = {**op.attributes, "compute": compute}
+        wanted = pair in TENSOR_CORES and (compute == "float32" or set(pair) == {"float16"})
+        assert fits(plan, replace(op, attributes=attributes)) == wanted

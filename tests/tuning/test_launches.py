@@ -3,6 +3,7 @@ read the next time."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -184,6 +185,24 @@ def test_all_plans_of_a_run_are_changed() -> None:
     assert chosen(with_choices(work.train, {})) == {}
     assert changed.partial is not None
     assert chosen(changed.partial) == {}  # a smaller batch is another shape
+
+
+def test_each_op_of_each_plan_gets_the_choice_of_its_key() -> None:
+    work = make_work("preload,fuse,report=2", NETWORK.layers, dataset_for(NETWORK, 27, 11),
+                     partial=True)
+
+    def plans(run: PreparedRun) -> list[Plan]:
+        assert run.partial is not None
+        return [run.train, run.unreported, run.partial, *(part.plan for part in run.evaluate)]
+
+    keys = dict.fromkeys(key_of(op, plan) for plan in plans(work) for op in plan.ops)
+    wanted = {key: {"choice": n} for n, key in enumerate(keys, 1)}
+    changed = choices.applied(work, wanted)
+    assert len(plans(work)) == 5  # of the test set a batch and the rest
+    for before, after in zip(plans(work), plans(changed), strict=True):
+        for op, new in zip(before.ops, after.ops, strict=True):
+            assert new == replace(op, attributes={**op.attributes, **wanted[key_of(op, before)]})
+    assert choices.choices_of(changed) == wanted
 
 
 @pytest.mark.parametrize("first", [0.007, 9.0])
