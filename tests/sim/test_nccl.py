@@ -16,7 +16,7 @@ from rawnn.cuda.libs.collectives import NcclContext, SymmetricMemory
 from rawnn.cuda.stream import Stream
 from rawnn.engine.runners.lowering import Lowering
 from rawnn.graphs import Graph
-from rawnn.sim import Fault, Faults, Race, Simulation, SimulationError
+from rawnn.sim import Fault, Faults, Race, Simulation, SimulationError, nccl
 from rawnn.sim.codes import CODES
 from rawnn.sim.nccl import ABORTED, SimNccl
 from tests.together import Waiting, all_fine, together
@@ -394,3 +394,27 @@ def test_every_code_of_every_call_is_said_and_nothing_is_left(call: str) -> None
         for rank in made if call not in ("ncclCommDestroy", "ncclMemFree") else ():
             rank.close()
             rank.simulation.assert_clean()
+
+
+def test_a_rank_that_is_there_or_of_another_number_of_ranks_is_refused(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rawnn.sim.nccl_rendezvous.PATIENCE", 20.0)
+    usage, waiting = CODES["nccl"]["ncclInvalidUsage"][0], Waiting(2)
+
+    def act(rank: int) -> None:
+        device = Device(Simulation(rank).backend())
+        api, team = device.backend.nccl(), waiting.of(rank)
+        number = team.broadcast(api.ncclGetUniqueId()[1] if rank == 0 else None)
+        if rank:
+            for _ in range(1000):  # until the other one is there
+                if getattr(nccl._RENDEZVOUS.get(bytes(number)), "present", ()):
+                    break
+                sleep(0.01)
+            for size, wrong in ((2, 0), (3, 1)):
+                assert api.ncclCommInitRankConfig(size, number, wrong, 0)[0] == usage
+        code, comm = api.ncclCommInitRankConfig(2, number, rank, 0)
+        assert code == 0
+        assert api.ncclCommDestroy(comm) == (0,)
+        device.close()
+
+    all_fine(together(2, act))
