@@ -10,7 +10,7 @@ import pytest
 from rawnn.common.errors import MissingLibrary
 from rawnn.cuda import library_folders
 from rawnn.cuda.compiling import headers
-from rawnn.cuda.compiling.host_headers import is_of_the_host
+from rawnn.cuda.compiling.host_headers import is_helper, is_of_the_host, replace_header
 from tests import requires
 
 REPOSITORY = Path(__file__).parents[2]
@@ -242,3 +242,25 @@ typeindex typeinfo unordered_map unordered_set utility valarray variant vector v
 def test_each_header_of_the_standard_library_is_left_out_or_has_a_replacement(header):
     """NVRTC has none of them; all of C++20, and what of C++23 compilers have had for long."""
     assert is_of_the_host(header) != (headers.HOST_HEADERS / header).is_file()
+
+
+HOSTS = ("thrust/device_vector.h", "thrust/sort.h", "thrust/host_vector.h", "cublas_v2.h",
+         "cufft.h", "cusparse.h", "cusolverDn.h", "GL/glew.h", "sys/time.h", "unistd.h", "pthread.h",
+         "omp.h", "gtest/gtest.h")
+DEVICES = ("thrust/complex.h", "thrust/functional.h", "thrust/pair.h", "thrust/tuple.h",
+           "thrust/swap.h", "thrust/extrema.h", "thrust/detail/config.h", "cuda_fp16.h", "mma.h",
+           "cooperative_groups.h", "cub/cub.cuh", "curand_kernel.h", "cuda/std/span", "mine.cuh",
+           "sortable.h", "my/thrust/sort.h")
+
+
+def test_headers_that_device_code_needs_are_read() -> None:
+    assert [each for each in HOSTS if not is_of_the_host(each)] == []
+    assert [each for each in DEVICES if is_of_the_host(each)] == []
+    helpers = ("helper_cuda.h", "helper_string.h", "exception.h", "paramgl.h", "nvrtc_helper.h")
+    assert [each for each in helpers if not is_helper(each)] == []
+    assert not is_helper("helper.h")
+    for header, types in (("cufft.h", "cufftComplex"), ("cufftXt.h", "cufftReal"),
+                          ("cublas_v2.h", "cuda_fp16.h"), ("cusparse.h", "cuda_bf16.h"),
+                          ("cusolverDn.h", "cuComplex.h")):
+        assert types in replace_header(header)
+    assert replace_header("vector") == replace_header("cuda_fp16.h") == ""
