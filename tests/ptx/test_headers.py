@@ -245,8 +245,8 @@ def test_each_header_of_the_standard_library_is_left_out_or_has_a_replacement(he
 
 
 HOSTS = ("thrust/device_vector.h", "thrust/sort.h", "thrust/host_vector.h", "cublas_v2.h",
-         "cufft.h", "cusparse.h", "cusolverDn.h", "GL/glew.h", "sys/time.h", "unistd.h", "pthread.h",
-         "omp.h", "gtest/gtest.h")
+         "cufft.h", "cusparse.h", "cusolverDn.h", "GL/glew.h", "sys/time.h", "unistd.h",
+         "pthread.h", "omp.h", "gtest/gtest.h")
 DEVICES = ("thrust/complex.h", "thrust/functional.h", "thrust/pair.h", "thrust/tuple.h",
            "thrust/swap.h", "thrust/extrema.h", "thrust/detail/config.h", "cuda_fp16.h", "mma.h",
            "cooperative_groups.h", "cub/cub.cuh", "curand_kernel.h", "cuda/std/span", "mine.cuh",
