@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -264,3 +264,22 @@ def test_a_changed_config_is_refused_as_one_made_anew(values: dict[str, Any]) ->
     with pytest.raises(ConfigError) as other:
         changed(Config(), **values)
     assert str(new.value) == str(other.value)
+
+
+def test_a_number_that_equals_a_default_is_converted_as_any_other() -> None:
+    """1.0 for 1, 1 for True, or an array's number: the field has its own type, or they are
+    refused."""
+    for field in fields(Config):
+        default = field.default
+        if not isinstance(default, int | float):
+            continue
+        for value in (int(default), float(default), bool(default), np.float32(default),
+                      np.int64(default)):
+            if value != default:
+                continue
+            try:
+                found = getattr(Config(**{field.name: value}), field.name)
+            except ConfigError:
+                continue
+            assert type(found) is type(default), (
+                field.name, value)

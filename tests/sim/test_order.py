@@ -224,3 +224,21 @@ def test_what_the_host_does_behind_an_event_that_it_has_seen_comes_after_it(seed
         device._check("cuCtxSynchronize")
         assert (read(device, a) == 3).all()
         assert (read(device, z) == 5).all()
+
+
+@given(st.integers(1, 12), st.integers(0, 14), st.integers(0, 99))
+def test_a_queue_is_run_down_to_as_many_as_are_asked_for(count: int, most: int, seed: int) -> None:
+    scheduler, done = Scheduler(seed), []
+    chain = [scheduler.add(Task("held", "", None), (), held=True)]
+    for number in range(count):
+        chain.append(scheduler.add(Task(str(number), "", lambda task: done.append(task.label)),
+                                   chain[1:][-1:]))
+    scheduler.run_down(most + 1)  # beside the one that cannot run
+    assert scheduler.pending == 1 + min(count, most)
+    assert done == [str(number) for number in range(max(count - most, 0))]
+    scheduler.run_all()
+    assert (len(done), scheduler.pending, scheduler.run_another()) == (count, 1, False)
+    scheduler.release(chain[0], chain[-1])
+    assert scheduler.run_another()
+    assert chain[0].after(chain[-1].lane, chain[-1].index)
+    assert not scheduler.pending
