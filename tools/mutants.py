@@ -136,7 +136,7 @@ class Copy:
         for name in filter(None, listed.split("\0")):
             if (root / name).is_file():
                 (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(root / name, self.tree / name)
+                shutil.copy2(root / name, self.tree / name, follow_symlinks=False)
         self.changes = time.time()
 
     def write(self, path: Path, text: str) -> None:

@@ -55,6 +55,14 @@ def test_what_fails_is_caught_and_the_tree_stays(tree: Path) -> None:
     assert {path.name: path.read_text() for path in tree.glob("*.py")} == FILES
 
 
+def test_a_link_stays_a_link(tree: Path, tmp_path: Path) -> None:
+    """bench.toml has one in the package, which a test asks for: any mutant would fail it."""
+    (tree / "linked.py").symlink_to("add.py")
+    copy = mutants.Copy(tree, tmp_path / "copy")
+    assert (copy.tree / "linked.py").readlink() == Path("add.py")
+    assert not (copy.tree / "add.py").is_symlink()
+
+
 def test_mutants_run_beside_each_other(tree: Path) -> None:
     found = outcomes(tree, *[MINUS, TIMES] * 2, jobs=2)
     assert [found[n].what for n in (1, 2, 3, 4)] == ["caught", "survived"] * 2
