@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from rawnn.bench.peers.rawnn_system import Training
 from rawnn.common.dtypes import numpy_dtype
 from rawnn.common.target import Machine
-from rawnn.cuda.compiling.resources import resource_usage, spills
 from rawnn.cuda.device import Device
 from rawnn.cuda.launch import Command
 from rawnn.cuda.stream import Event
@@ -25,7 +24,7 @@ from rawnn.engine.machine import Opened, open_device
 from rawnn.engine.runners.lowering import Lowering
 from rawnn.engine.runners.prepared_run import prepare
 from rawnn.graphs.graph import Graph
-from rawnn.lab.inspection import Resources
+from rawnn.lab.inspection import Resources, resources
 from rawnn.lab.kernel_source import Source
 from rawnn.lab.ops import Examined, examine, fill_operands
 from rawnn.opts import select
@@ -90,11 +89,8 @@ def compile_instances(own: UserKernel, plan: Plan, arch: str) -> list[Resources]
     kernel = own.kernel
     expressions = tuple(dict.fromkeys(kernel.expression(op, plan) for op in ops_of(own, plan)))
     assert isinstance(kernel.code, Source)  # as of every kernel that a user has brought
-    built = replace(kernel.code, name=kernel.source).compiled(
-        expressions, kernel.code.arch or arch, ("--ptxas-options=-v",))
-    used, spilled = resource_usage(built.cubin), spills(built.log)
-    return [Resources(e, used[built.lowered[e]], spilled.get(built.lowered[e], (0, 0)), None)
-            for e in expressions]
+    return resources(replace(kernel.code, name=kernel.source), expressions,
+                     kernel.code.arch or arch)
 
 
 def simulate(config: Config, opt: str, data: Dataset) -> str:

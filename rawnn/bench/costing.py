@@ -288,9 +288,8 @@ def footprint(work: PreparedRun, facts: dict[str, Any], opened: Opened) -> dict[
     GPU's limits, where they are kept."""
     plan = work.train
     found: dict[str, float] = {
-        "launches": len(plan.ops) / plan.steps if opened.device else 0.0,
-        "step_bytes": moved(plan) // plan.steps, "least_bytes": least(plan) // plan.steps,
-        "steps": work.updates}
+        "launches": float(len(plan.ops)) if opened.device else 0.0,
+        "step_bytes": moved(plan), "least_bytes": least(plan), "steps": work.updates}
     if facts.get("graph_nodes") is not None:
         found["graph_nodes"] = facts["graph_nodes"]
     device = opened.device

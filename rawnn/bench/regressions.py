@@ -166,9 +166,9 @@ def notes_of(a: Results, b: Results) -> list[str]:
     return said
 
 
-def overall(pairs: Iterable[Pair], ours: bool) -> tuple[float, float, float] | None:
+def overall(pairs: Iterable[Pair]) -> tuple[float, float, float] | None:
     """The geometric mean of all ratios, with its interval over the variants; None without any."""
-    found = [p.ratio.value for p in pairs if p.ratio and p.is_ours is ours]
+    found = [p.ratio.value for p in pairs if p.ratio]
     return geometric_mean(found) if found else None
 
 

@@ -318,7 +318,7 @@ def _show(pairs: Sequence[Pair], notes: Sequence[str], everything: bool, a: str,
         for verdict, meaning in MEANING.items():
             if count := sum(p.verdict == verdict for p in mine):
                 console.print(f"{count} {verdict}: {meaning}", markup=False)
-        if mean := overall(mine, ours):
+        if mean := overall(mine):
             console.print("{}: B / A = {:.3f} [{:.3f}, {:.3f}] (geometric mean; interval over the "
                           "variants)".format(what, *mean), markup=False)
     console.print(f"the smallest difference that counts is {effect:.0%}", markup=False)

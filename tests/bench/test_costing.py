@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rawnn.bench import gpu_limits
-from rawnn.bench.costing import OWN, least, least_time, op_costs, total, touched
+from rawnn.bench.costing import OWN, footprint, least, least_time, op_costs, total, touched
 from rawnn.bench.gpu_limits import Limits
 from rawnn.bench.harness import Harness
 from rawnn.bench.record import Entry, Results
@@ -197,6 +197,20 @@ def test_a_measurement_goes_by_the_limits_of_its_own_gpu(monkeypatch: pytest.Mon
     assert parts["us"] == max(parts["memory_us"], parts["arithmetic_us"]) + parts["waiting_us"] > 0
     assert parts["exchanges"] in (0, 2)
     assert (known.median("steps") or 0) > 0
+
+
+@pytest.mark.parametrize(("opt", "on_gpu"), [
+    ("preload", True), ("preload,tiled,fuse", True), ("preload", False)])
+def test_a_run_has_the_launches_and_bytes_of_a_step(opt: str, on_gpu: bool) -> None:
+    plan, _ = planned((64, 128, 10), 32, opt)
+    work: Any = SimpleNamespace(train=plan, updates=60)
+    info = SimpleNamespace(name="Some GPU", driver="580.1")
+    opened: Any = SimpleNamespace(device=SimpleNamespace(info=info) if on_gpu else None)
+    assert footprint(work, {"graph_nodes": 240} if on_gpu else {}, opened) == {
+        "launches": len(plan.ops) if on_gpu else 0,
+        "step_bytes": sum(nbytes for op in plan.ops for _, nbytes in touched(op, plan)),
+        "least_bytes": 32 * (64 + 1) + 2 * 4 * (128 * 64 + 128 + 10 * 128 + 10),
+        "steps": 60, **({"graph_nodes": 240} if on_gpu else {})}
 
 
 # -- the command -----------------------------------------------------------------------------------

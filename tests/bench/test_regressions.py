@@ -100,6 +100,37 @@ def test_what_makes_files_hard_to_compare_is_said() -> None:
             f"B was measured on Some GPU at {said}, and this is Some GPU at commit abcdef0")
 
 
+def test_a_comparison_is_shown_pair_by_pair_and_the_peers_by_themselves(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ratios of single samples, so that their ranges are the ratios, and the mean of each side."""
+    monkeypatch.setenv("COLUMNS", "200")
+    sides = ({"none": 10.0, "best": 10.0, "fuse": 10.0, "rawnn": 10.0, "torch": 10.0, "jax": 4.0},
+             {"none": 20.0, "best": 5.0, "fuse": 10.1, "rawnn": 40.0, "torch": 30.0, "jax": 1.0})
+    for file, times in zip(("a.json", "b.json"), sides, strict=True):
+        results(*(record(name, [ms]) for name, ms in times.items()
+                  if name in ("none", "best", "fuse")),
+                *(peer(f"{name} f", [us]) for name, us in times.items()
+                  if name in ("rawnn", "torch", "jax"))).write(tmp_path / file)
+    asked = ("compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"), "--no-again")
+    for more, hidden in (((), ["fuse"]), (("--all",), [])):
+        lines = invoke(*asked, *more).output.splitlines()
+        rows = [[cell.strip() for cell in line.split("\N{BOX DRAWINGS LIGHT VERTICAL}")[1:-1]]
+                for line in lines if "(range)" in line]
+        shown = {row[1].split()[0]: row for row in rows}
+        assert list(shown) == [name for name in sides[0] if name not in hidden]
+        for name, row in shown.items():
+            quotient = f"{sides[1][name] / sides[0][name]:.3f}"
+            assert row[2:6] == [quotient, f"{quotient} - {quotient} (range)", "", "1 | 1"]
+        assert [shown[name][6] for name in ("none", "best", "rawnn", "torch", "jax")] == [
+            "flagged", "faster", "flagged", "flagged", "faster"]
+    text = " ".join(" ".join(lines).split())
+    ours, peers = (2.0 * 0.5 * 1.01 * 4.0) ** 0.25, (3.0 * 0.25) ** 0.5
+    assert f"all variants together: B / A = {ours:.3f} [" in text
+    assert f"all of the peers' variants together: B / A = {peers:.3f} [" in text
+    assert "2 flagged: slower by at least that, and not measured again" in text
+    assert text.count("1 faster: faster by") == 2
+
+
 SMALL = ("--device", "host", "--dataset", "synthetic", "--epochs", "1", "--repeats", "2")
 
 

@@ -8,7 +8,9 @@ import pytest
 
 from rawnn.cli import run
 from rawnn.cli.compiler import macros
+from rawnn.cuda.compiling.resources import occupancy, resource_usage, spills
 from rawnn.lab import inspection
+from rawnn.lab.kernel_source import Source
 from tests import requires
 
 requires.module("cuda.bindings.nvrtc")
@@ -41,6 +43,37 @@ def test_compile_says_what_each_instance_uses(file: str, capsys: pytest.CaptureF
     assert [row[0] for row in rows] == ["plain", "many<float,3>"]
     assert rows[0][2:6] == ["256", "0", "0", "0"]
     assert all(int(row[1]) > 0 and row[7].endswith("%") for row in rows)
+
+
+SPILLING = """
+template <int N> __global__ void __maxnreg__(24) spilling(float* p, int n) {
+    float a[N];
+    for (int i = 0; i < N; i++) a[i] = p[i];
+    for (int j = 0; j < n; j++)
+        for (int i = 0; i < N; i++) a[i] = a[i] * p[i + j] + a[(i + 1) % N];
+    float s = 0;
+    for (int i = 0; i < N; i++) s += a[i] * p[i + n];
+    p[0] = s;
+}
+"""
+
+
+def test_each_instance_has_its_own_registers_spills_and_occupancy() -> None:
+    """Two instances that spill differently and one that does not, against ptxas's report."""
+    listed = ("spilling<40>", "plain", "spilling<32>")
+    source = Source(SPILLING + SOURCE.partition("template")[0], name="spilling.cu")
+    found = inspection.resources(source, listed, "sm_90", 128)
+    built = inspection.compile_instances(source, listed, "sm_90")
+    used, log = resource_usage(built.cubin), spills(built.log)
+    assert [each.expression for each in found] == list(listed)
+    for each in found:
+        name = built.lowered[each.expression]
+        assert (each.usage, each.spilled) == (used[name], log[name])
+        assert each.occupancy == occupancy("sm_90", threads=128, registers=each.usage.registers,
+                                           shared=each.usage.shared)
+    assert found[0].spilled > found[2].spilled > found[1].spilled == (0, 0)
+    assert found[1].usage.shared == 256
+    assert inspection.resources(source, listed, "sm_90")[0].occupancy is None
 
 
 def test_show_prints_ptx(file: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from rawnn.bench.render.grid import Grid
+from rawnn.cli.figures import class_figures, class_table, confusion_table
 from rawnn.cli.tables import print_grid, print_table
+from tests import requires
 
 HEADINGS = ("suite", "set", "us/step", "95 % interval", "verdict")
 ROWS = [("ladder 784-10 batch 128", "preload,arena,nosync,graphs=epoch", "12.50", "0.99-1.01",
@@ -71,3 +74,30 @@ def test_in_a_very_narrow_terminal_a_row_is_some_lines(monkeypatch: pytest.Monke
         "    machine",
         "b",
         "  verdict same"]
+
+
+CONFUSION = np.array([[1200, 0, 3], [0, 0, 5], [0, 0, 40]])
+"""Of the second class none is right; the third is predicted 48 times."""
+
+
+def test_a_confusion_matrix_has_its_diagonal_and_no_other_zero() -> None:
+    table = confusion_table(CONFUSION, ["a", "b", "c"])
+    assert [list(column.cells) for column in table.columns] == [
+        ["a", "b", "c"], ["[bold]1,200[/bold]", "", ""], ["", "[bold]0[/bold]", ""],
+        ["3", "5", "[bold]40[/bold]"]]
+    assert [str(column.header) for column in table.columns] == ["", "a", "b", "c"]
+
+
+def test_figures_of_each_class_are_those_of_scikit_learn() -> None:
+    metrics = requires.module("sklearn.metrics")
+    true, predicted = (np.repeat(np.arange(9) // 3, CONFUSION.ravel()),
+                       np.repeat(np.arange(9) % 3, CONFUSION.ravel()))
+    *wanted, counts = metrics.precision_recall_fscore_support(true, predicted,
+                                                              zero_division=np.nan)
+    for n, found in enumerate(class_figures(CONFUSION)):
+        assert [found[name] for name in ("precision", "recall", "f1")] == pytest.approx(
+            [each[n] for each in wanted], nan_ok=True)
+        assert found["examples"] == counts[n]
+    cells = [list(column.cells) for column in class_table(CONFUSION, ["a", "b", "c"]).columns]
+    assert cells == [["a", "b", "c"], ["1,203", "5", "40"], ["1.0000", "-", "0.8333"],
+                     ["0.9975", "0.0000", "1.0000"], ["0.9988", "0.0000", "0.9091"]]
