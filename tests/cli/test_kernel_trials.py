@@ -100,6 +100,15 @@ def test_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     assert "say what to sweep over: --over TILE=64,128" in capsys.readouterr().err
 
 
+def test_a_sweep_of_which_one_variant_is_right_names_it(capsys: pytest.CaptureFixture[str]
+                                                        ) -> None:
+    assert run(["kernel", "sweep", "axpy.cu", "--device", "sim", "--samples", "2", "--size",
+                "n=1..50", "--over", "block=4096,64", "--restrict", "block > 0"]) == 0
+    printed = capsys.readouterr().out
+    assert "2 of 2 variants tried, 1 right" in printed
+    assert printed.splitlines()[-1] == "best: block=64"
+
+
 def test_a_sweep_of_which_no_variant_is_right_names_no_best(
         capsys: pytest.CaptureFixture[str]) -> None:
     register("lab_axpy", lambda t, a: t.y.fill(0), {"x": ("n",), "y": ("n",)}, reads=("x",),

@@ -146,3 +146,28 @@ def test_it_says_what_it_does() -> None:
     assert str(Normalisation()) == "none"
     assert str(Normalisation(0.5)) == "scale 0.5"
     assert "mean and std" in str(learned(RNG.random((5, 2)).astype(np.float32)))
+
+
+@pytest.mark.parametrize("name", ["mean", "std"])
+@pytest.mark.parametrize(("value", "said"), [
+    ([1, 2, 3], "{} is of shape [3], but the data have 2 features"),
+    ([[1, 2]], "{} is of shape [1, 2], but the data have 2 features"),
+    ("x", "{} must be a number or one number a feature")])
+def test_the_number_that_does_not_fit_is_named(name: str, value: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Normalisation.of({"mean": 1.0, "std": 2.0, name: value}, np.ones((3, 2), np.float32))
+    assert str(caught.value) == f"normalise: {said.format(name)}"
+
+
+@pytest.mark.parametrize("mean", [{}, {"mean": 3.0}, {"mean": [3.0]}, {"mean": [3.0, -1.0]}])
+@pytest.mark.parametrize("std", [{}, {"std": 4.0}, {"std": [4.0]}, {"std": [4.0, 0.5]}])
+@pytest.mark.parametrize("scale", [{}, {"scale": 0.5}])
+def test_one_number_is_for_every_feature(mean: dict[str, Any], std: dict[str, Any],
+                                         scale: dict[str, Any]) -> None:
+    """(scale * x - mean) / std and back, with what is not given as it is: 1, 0 and 1."""
+    x = np.array([[1.0, 2.0], [-3.0, 0.25]], np.float32)
+    made = Normalisation.of({**mean, **std, **scale}, x)
+    wanted = (x * scale.get("scale", 1.0) - np.array(mean.get("mean", 0.0))) \
+        / np.array(std.get("std", 1.0))
+    np.testing.assert_allclose(made.apply(x), wanted, rtol=1e-6)
+    np.testing.assert_allclose(made.invert(made.apply(x)), x, rtol=1e-6)

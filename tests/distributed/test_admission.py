@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import socket
 import subprocess
 import sys
@@ -184,6 +185,89 @@ def test_who_listens_in_rank_0s_place_gets_no_rank() -> None:
         found = together(2, act)
     assert "is not rank 0 of this job" in str(found[1])
     assert b"known to two" not in b"".join(x for x in found[0] if isinstance(x, bytes))
+
+
+class Recorded:
+    """A wire of one side of a handshake: what comes are messages that somebody has recorded."""
+
+    def __init__(self, *coming: Any) -> None:
+        self.coming, self.sent, self.closed = list(coming), [], False
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    def receive(self, seconds: float, most: int) -> Any:
+        return self.coming.pop(0)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def handshake(change: Callable[[list[Any]], list[Any]] = lambda hello: hello
+              ) -> tuple[list[Any], list[Any], Any, Any]:
+    """Rank 1 and rank 0 of one job: what each sent, and what came of it on either side. `change`
+    is made to the rank's answer by somebody between them."""
+    to_rank: queue.Queue[Any] = queue.Queue()
+    to_zero: queue.Queue[Any] = queue.Queue()
+
+    class Through(Recorded):
+        def __init__(self, out: queue.Queue[Any], into: queue.Queue[Any]) -> None:
+            super().__init__()
+            self.out, self.into = out, into
+
+        def send(self, message: Any) -> None:
+            super().send(message)
+            self.out.put(message if self.out is to_rank else change(list(message)))
+
+        def receive(self, seconds: float, most: int) -> Any:
+            return self.into.get(timeout=5)
+
+    rank, zero = Through(to_zero, to_rank), Through(to_rank, to_zero)
+    found = together(2, lambda number: admission.admit(zero, JOB, 5.0) if number == 0  # type: ignore[arg-type]
+                     else introduce(rank, replace(JOB, rank=1), "a rank", 5.0))  # type: ignore[arg-type]
+    return zero.sent, rank.sent, found[0], found[1]
+
+
+def test_what_was_recorded_of_a_handshake_admits_nobody() -> None:
+    """Neither a rank's answer to another challenge, nor rank 0's; only its own is the proof."""
+    of_zero, of_rank, arrival, failure = handshake()
+    assert (arrival.rank, arrival.size, arrival.who, failure) == (1, 2, "a rank", None)
+    again = Recorded(*of_rank)
+    assert admission.admit(again, JOB, 5.0) is None  # type: ignore[arg-type]
+    assert again.closed
+    assert "does not know the job's secret" in again.sent[1]["failed"]
+    with pytest.raises(RanksError, match="is not rank 0 of this job"):
+        introduce(Recorded(*of_zero), replace(JOB, rank=1), "a rank", 5.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("changed", [
+    {1: 0}, {2: 3}, {3: "another"}, {4: b"0" * 32}, {5: b"0" * 32}])
+def test_nobody_between_can_change_who_a_rank_is(changed: dict[int, Any]) -> None:
+    """Its rank, the number of ranks, its name, its challenge and the proof of them all."""
+    _, _, arrival, failure = handshake(
+        lambda hello: [changed.get(n, part) for n, part in enumerate(hello)])
+    assert arrival is None
+    assert "does not know the job's secret" in str(failure)
+
+
+@pytest.mark.parametrize("coming", [
+    [], [["another protocol", 1, 2, "a rank", b"0" * 32, b"0" * 32]],
+    [[PROTOCOL, 1, 2, "a rank"]], [[PROTOCOL, "1", 2, "a rank", b"0" * 32, b"0" * 32]],
+    [[PROTOCOL, 1, 2.0, "a rank", b"0" * 32, b"0" * 32]],
+    [[PROTOCOL, 1, 2, 3, b"0" * 32, b"0" * 32]], [[PROTOCOL, 1, 2, "a rank", "0", b"0" * 32]],
+    [[PROTOCOL, 1, 2, "a rank", b"0" * 32, None]], [None]])
+def test_what_speaks_otherwise_is_closed_without_an_answer(coming: list[Any]) -> None:
+    class Ending(Recorded):
+        def receive(self, seconds: float, most: int) -> Any:
+            assert most <= 4096
+            if not self.coming:
+                raise EOFError
+            return super().receive(seconds, most)
+
+    stranger = Ending(*coming)
+    assert admission.admit(stranger, JOB, 5.0) is None  # type: ignore[arg-type]
+    assert stranger.closed
+    assert len(stranger.sent) == 1  # the challenge
 
 
 def test_rank_0_listens_where_the_ranks_meet_and_nowhere_else() -> None:
