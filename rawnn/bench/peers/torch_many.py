@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from rawnn.bench.peers.ensemble import Ensemble
-from rawnn.bench.peers.torch_system import allow, versions
+from rawnn.bench.peers.torch_system import allow, replay_ms, versions
 from rawnn.bench.peers.worker import Offer
 
 __all__ = ["Trainer", "offers", "versions"]
@@ -122,14 +122,7 @@ class Trainer:
             for _ in range(epochs):
                 self._epoch()
             return (perf_counter() - begun) * 1e3 / epochs
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda.synchronize()
-        start.record()
-        for _ in range(epochs):
-            self._graph.replay()
-        end.record()
-        end.synchronize()
-        return float(start.elapsed_time(end)) / epochs
+        return replay_ms(self._graph, epochs)
 
 
 Gradients: TypeAlias = Callable[[list[Tensor], Tensor, Tensor], tuple[Tensor, Any]]

@@ -62,6 +62,18 @@ def allow(precision: str) -> None:
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
 
 
+def replay_ms(graph: Any, epochs: int) -> float:
+    """Milliseconds of a replay, by events around as many as there are epochs."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(epochs):
+        graph.replay()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / epochs
+
+
 class _State:
     """Parameters and optimizer."""
 
@@ -163,14 +175,7 @@ class Graph:
         return found
 
     def block(self, epochs: int) -> float:
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda.synchronize()
-        start.record()
-        for _ in range(epochs):
-            self._graph.replay()
-        end.record()
-        end.synchronize()
-        return float(start.elapsed_time(end)) / epochs
+        return replay_ms(self._graph, epochs)
 
 
 class Loop:
