@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,49 @@ def test_a_fault_of_one_rank_is_one_sentence(fault: str, status: int, messages: 
         assert listed(folder)
         assert all(read(path).epoch == epoch for epoch, path in listed(folder))
         assert [path.name for path in folder.iterdir() if "tmp" in path.name] == []
+
+
+@pytest.mark.parametrize("returns", [True, False])
+@pytest.mark.parametrize("is_other", [True, False])
+def test_a_guarded_process_has_a_while_to_return_and_is_ended_then(
+        monkeypatch: pytest.MonkeyPatch, is_other: bool, returns: bool) -> None:
+    """A rank that failed itself has nothing to notice: what waits for it is aborted at once."""
+    events: list[Any] = []
+    ended = threading.Event()
+
+    class Closed(threading.Event):
+        def wait(self, seconds: float | None = None) -> bool:
+            is_first = not events
+            events.append(seconds)
+            if is_first:
+                return False
+            assert aborted.wait(10)
+            if returns:
+                ended.set()
+            return returns
+
+    def leave(status: int) -> None:
+        events.append(("ended", status))
+        ended.set()
+
+    aborted, written = threading.Event(), []
+    monkeypatch.setattr(team_module.os, "_exit", leave)
+    monkeypatch.setattr(team_module.os, "write", lambda to, text: written.append((to, text)))
+    alone = Team(RankContext(0, 1, 0, 1, "a test", "127.0.0.1", free_port(), 10.0, secret="s"), {},
+                 guard=True)
+    alone._closed = Closed()
+    alone.on_failure(lambda: (events.append("aborted"), aborted.set()))
+    if is_other:
+        alone._lost("rank 1 is gone")
+    else:
+        alone.fail(ValueError("a mistake"))
+    assert ended.wait(10)
+    first = team_module.NOTICE if is_other else 0.0
+    assert events[0] == first
+    assert sorted(map(str, events[1:3])) == sorted(["aborted", str(team_module.GRACE)])
+    assert events[3:] == ([] if returns else [("ended", 1)])
+    message = "rank 1 is gone" if is_other else "a mistake"
+    assert written == ([] if returns else [(2, f"rawnn: error: {message}\n".encode())])
 
 
 def test_where_one_stops_all_do() -> None:
