@@ -94,10 +94,13 @@ def test_a_fault_of_one_rank_is_one_sentence(fault: str, status: int, messages: 
 
 
 @pytest.mark.parametrize("returns", [True, False])
-@pytest.mark.parametrize("is_other", [True, False])
+@pytest.mark.parametrize(("rank", "lost", "speaks"), [
+    (0, None, True), (1, None, False), (0, 2, True), (1, 2, False), (1, 0, True), (2, 0, False)])
 def test_a_guarded_process_has_a_while_to_return_and_is_ended_then(
-        monkeypatch: pytest.MonkeyPatch, is_other: bool, returns: bool) -> None:
-    """A rank that failed itself has nothing to notice: what waits for it is aborted at once."""
+        monkeypatch: pytest.MonkeyPatch, rank: int, lost: int | None, speaks: bool,
+        returns: bool) -> None:
+    """A rank that failed itself (none is `lost`) has nothing to notice: what waits for it is
+    aborted at once. Rank 0 says why, or rank 1 where rank 0 is lost."""
     events: list[Any] = []
     ended = threading.Event()
 
@@ -121,19 +124,19 @@ def test_a_guarded_process_has_a_while_to_return_and_is_ended_then(
     monkeypatch.setattr(team_module.os, "write", lambda to, text: written.append((to, text)))
     alone = Team(RankContext(0, 1, 0, 1, "a test", "127.0.0.1", free_port(), 10.0, secret="s"), {},
                  guard=True)
-    alone._closed = Closed()
+    alone._closed, alone.rank = Closed(), rank
     alone.on_failure(lambda: (events.append("aborted"), aborted.set()))
-    if is_other:
-        alone._lost("rank 1 is gone")
-    else:
+    if lost is None:
         alone.fail(ValueError("a mistake"))
+    else:
+        alone._lost(f"rank {lost} is gone", silent=lost == 0)
     assert ended.wait(10)
-    first = team_module.NOTICE if is_other else 0.0
+    first = 0.0 if lost is None else team_module.NOTICE
     assert events[0] == first
     assert sorted(map(str, events[1:3])) == sorted(["aborted", str(team_module.GRACE)])
     assert events[3:] == ([] if returns else [("ended", 1)])
-    message = "rank 1 is gone" if is_other else "a mistake"
-    assert written == ([] if returns else [(2, f"rawnn: error: {message}\n".encode())])
+    message = "a mistake" if lost is None else f"rank {lost} is gone"
+    assert written == ([] if returns or not speaks else [(2, f"rawnn: error: {message}\n".encode())])
 
 
 def test_where_one_stops_all_do() -> None:

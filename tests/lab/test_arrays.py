@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import re
 from typing import Any
 
 import ml_dtypes
@@ -164,3 +165,13 @@ def test_elements_of_an_array_are_not_read_or_written_one_by_one(device: Device)
     with pytest.raises(TypeError, match="make another array"):
         x[:] = 3
     assert rawnn.array(np.ma.array([1, 2]), device=device).numpy().tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("values", [
+    np.array(["ab"]), np.array([b"ab"]), np.array([None]), np.array(["2026-01-01"], "M8[D]"),
+    np.array([5], "m8[s]")])
+def test_what_kernels_cannot_read_is_refused(device: Device, values: np.ndarray) -> None:
+    for make in (lambda: rawnn.array(values, device=device),
+                 lambda: rawnn.empty(3, values.dtype, device=device)):
+        with pytest.raises(ConfigError, match=f"holds numbers, not {re.escape(str(values.dtype))}"):
+            make()
