@@ -16,6 +16,7 @@ from rawnn.bench.cases import check
 from rawnn.bench.cases.check import check_run, run_random
 from rawnn.bench.record import read_results
 from rawnn.bench.specification import SMALL, Limits, Specification, sample
+from rawnn.bench.suites import read_suites
 from rawnn.common.errors import ConfigError, OutOfMemory, RawnnError
 from rawnn.cuda.errors import CallFailed
 from rawnn.engine.machine import Opened, open_device
@@ -26,7 +27,7 @@ from rawnn.model.optimizers import OPTIMIZER_SPECS, Optimizer
 from rawnn.opts import select
 from rawnn.opts.registry import TOGGLES, Machine
 from rawnn.plan.op import OPS, Attributes
-from tests.bench.measuring import invoke
+from tests.bench.measuring import invoke, standing
 from tests.engine import CAPABLE
 
 HOST = Machine("there is none")
@@ -195,6 +196,35 @@ def test_failures_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(o.seed, o.verdict) for o in found] == [
         (5, "memory"), (6, "failed"), (7, "failed"), (8, "failed")]
     assert "cuLaunchKernel" in str(found[3]).splitlines()[1]
+
+
+@pytest.mark.parametrize(("error", "waits", "usable"), [
+    (CallFailed("cuLaunchKernel", 700, "ILLEGAL", "", "fc1"), True, True),
+    (CallFailed("cuLaunchKernel", 700, "ILLEGAL", "", "fc1"), False, False),
+    (ConfigError("no such thing"), False, True), (OutOfMemory("no room"), False, True)])
+def test_runs_end_where_the_device_cannot_be_used_any_more(
+        monkeypatch: pytest.MonkeyPatch, error: RawnnError, waits: bool, usable: bool) -> None:
+    """Where a call has failed and waiting for the device fails as well."""
+    def fails(*arguments: Any) -> Any:
+        raise error
+
+    def synchronize(what: str) -> None:
+        if not waits:
+            raise error
+
+    stream = SimpleNamespace(synchronize=synchronize)
+    opened: Any = SimpleNamespace(device=SimpleNamespace(stream=stream), machine=HOST)
+    monkeypatch.setattr(check, "_on_device", fails)
+    monkeypatch.setattr(check, "HEADER", "head")
+    with standing("check") as harness:
+        lines: list[str] = []
+        monkeypatch.setattr(harness, "open", lambda device, timer: opened)
+        monkeypatch.setattr(harness, "echo", lines.append)
+        check.measure(harness, read_suites(), count=3, seed=5, work=1e5, device="host")
+    left = "the device cannot be used any more: 2 runs are left"
+    assert len([line for line in lines if str(error) in line]) == (3 if usable else 1)
+    assert (left in lines) != usable
+    assert harness.results.ended.get("check", "") == ("" if usable else left)
 
 
 @pytest.mark.parametrize("verdict", ["right", "wrong", "failed", "memory"])

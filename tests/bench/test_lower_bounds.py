@@ -304,3 +304,41 @@ def test_of_all_ways_to_measure_a_rate_the_fastest_is_kept(monkeypatch: pytest.M
     assert {e.variant: e.samples("throughput_tflops") for e in harness.results.entries()
             if e.variant in "ab"} == {"a": [5.0], "b": [7.0]}
     assert turns == [(n, 5, f"what {name}") for n, (name, _) in enumerate(ways, 1)]
+
+
+@pytest.mark.parametrize(("changed", "said"), [
+    ({}, ""), ({"node": 0.1}, "node = 0.1 us is not between 0.1 and 20"),
+    ({"node": 0.11, "node_whole": 0.1}, ""), ({"node": 19.9, "node_whole": 19.0}, ""),
+    ({"node": 21.0, "node_whole": 20.0}, "node = 21 us is not between 0.1 and 20"),
+    ({"node": 1.49}, ""), ({"node": 1.5}, "node = 1.5 is not below 1.2 times node_whole = 1.25"),
+    ({"cluster_barrier_2": 1.4}, ""),
+    ({"cluster_barrier_2": 1.5}, "cluster_barrier_2 = 1.5 is not below grid_barrier = 1.5"),
+    ({"exchange_2": 2.9}, ""),
+    ({"exchange_2": 3.1}, "exchange_2 = 3.1 is not below 2 times grid_barrier = 1.5")])
+def test_constants_that_no_gpu_can_have_are_named(changed: dict[str, float], said: str) -> None:
+    found = lower_bounds.implausible(made(**changed).results)
+    assert found == (f"not such as a GPU can have: {said}" if said else "")
+
+
+@pytest.mark.parametrize(("rates", "said"), [
+    ({"copy": 8000.0}, "copy = 8e+03 is not below l2_read = 8e+03"),
+    ({"host_to_device": 4000.0}, "host_to_device = 4e+03 is not below copy = 4e+03"),
+    ({"fma": 301.0}, "fma = 301 is not below tensor_tf32 = 300"),
+    ({"tensor_tf32": 601.0}, "tensor_tf32 = 601 is not below tensor_bf16 = 600")])
+def test_rates_that_no_gpu_can_have_are_named(rates: dict[str, float], said: str,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, rate in rates.items():
+        monkeypatch.setitem(RATES, name, rate)
+    assert lower_bounds.implausible(made().results) == f"not such as a GPU can have: {said}"
+
+
+@pytest.mark.parametrize(("reason", "said"), [
+    ("needs thread block clusters", ""), ("", "the measurement was ended early"),
+    ("cuLaunchKernel failed", "cuLaunchKernel failed")])
+def test_a_constant_that_was_not_measured_is_named_unless_the_gpu_lacks_what_it_needs(
+        reason: str, said: str) -> None:
+    found = made().results
+    found.records.append(record("write", [], SUITE, "bandwidth_gbs", precision="", reason=reason,
+                                environment=place().key))
+    assert lower_bounds.implausible(found) == (
+        f"not such as a GPU can have: write was not measured: {said}" if said else "")

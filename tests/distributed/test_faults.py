@@ -136,7 +136,8 @@ def test_a_guarded_process_has_a_while_to_return_and_is_ended_then(
     assert sorted(map(str, events[1:3])) == sorted(["aborted", str(team_module.GRACE)])
     assert events[3:] == ([] if returns else [("ended", 1)])
     message = "a mistake" if lost is None else f"rank {lost} is gone"
-    assert written == ([] if returns or not speaks else [(2, f"rawnn: error: {message}\n".encode())])
+    said = [(2, f"rawnn: error: {message}\n".encode())]
+    assert written == ([] if returns or not speaks else said)
 
 
 def test_where_one_stops_all_do() -> None:

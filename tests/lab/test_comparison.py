@@ -48,6 +48,30 @@ def test_verdicts(exact: Any, got: Any, dtype: Any, passes: bool) -> None:
     assert found.passed == passes, str(found)
 
 
+ODD = (np.nan, np.inf, -np.inf, 1e39, -1e39, 2.0)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, ml_dtypes.bfloat16, np.complex64])
+@pytest.mark.parametrize("exact", ODD)
+def test_what_is_no_number_is_expected_where_the_dtype_has_none(dtype: Any, exact: float) -> None:
+    """Every pair: alike once rounded to the dtype, NaN like NaN."""
+    kind = np.complex128 if np.dtype(dtype).kind == "c" else np.float64
+    with np.errstate(over="ignore"):
+        held = complex(np.array(exact).astype(dtype))
+        for got in ODD:
+            made = np.array([1.0, got]).astype(dtype)
+            found = compare("y", np.array([1.0, exact], kind), made, 1e-3, 0.0)
+            value = complex(made[1])
+            alike = value == held or (np.isnan(value) and np.isnan(held))
+            assert found.passed == alike, (exact, got)
+            assert found.wrong == (not alike)
+            if not alike:
+                said = "NaN where there should be a number" if np.isnan(value) else \
+                    "infinite where there should be another value" if np.isinf(value) else \
+                    "a number where there should be NaN or infinity"
+                assert found.reason == f"1 {said}"
+
+
 def test_the_worst_element_is_shown() -> None:
     got = np.tile(EXACT, (3, 1))
     got[1, 2] = 3.5

@@ -325,3 +325,30 @@ def test_a_flag_and_what_is_touched_are_arrays() -> None:
     with pytest.raises(ConfigError, match="reads is a int: give a list of arrays"), \
             rawnn.Graph() as graph:
         graph.fill(array, 0).touches(reads=3)  # type: ignore[arg-type]
+
+
+def test_a_graph_is_drawn_node_by_node_with_what_each_waits_for(device: Device) -> None:
+    """Grids and blocks, the direction and bytes of copies, bodies inside, and why an edge is."""
+    add, count = kernels(device)
+    x, y = vector(device, 1), vector(device, 0)
+    times, back = rawnn.array([2], np.int32, device=device), np.zeros(N, np.float32)
+    with rawnn.Graph() as g:
+        g.fill(y, 7)
+        g.copy(x, np.full(N, 2, np.float32))
+        add(y, x, 1.0, N)
+        with g.while_(times):
+            count(times)
+        g.copy(back, y)
+    lines = [line.strip() for line in g.dot().splitlines()]
+    assert lines == [
+        "digraph g {", "node [shape=box, fontname=monospace];",
+        'n0 [label="fill with 7, 32 bytes"];',
+        'n1 [label="copy HtoD, 32 bytes"];',
+        f'n2 [label="add_to (1, 1, 1) x ({N}, 1, 1)"];',
+        'n0 -> n2 [tooltip="wrote array"];', 'n1 -> n2 [tooltip="wrote destination"];',
+        'n3 [label="flag[0] != 0"];', 'n4 [label="while"];', 'n3 -> n4 [tooltip="read flag"];',
+        'subgraph cluster_n4 { label="while";',
+        'n4_0 [label="count_down (1, 1, 1) x (1, 1, 1)"];', 'n4_1 [label="flag[0] != 0"];',
+        'n4_0 -> n4_1 [tooltip="wrote flag"];', "}",
+        'n5 [label="copy DtoH, 32 bytes"];', 'n2 -> n5 [tooltip="wrote y"];', "}"]
+    g.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -222,3 +223,25 @@ def test_a_cluster_that_does_not_divide_the_grid(kernel: rawnn.Kernel) -> None:
         kernel[3, 32].using(cluster=2)
     with pytest.raises(DeviceError, match="a block has at most"):
         kernel[2, 32].using(shared=1 << 20)
+
+
+SETTINGS: dict[str, tuple[Any, Any, Any]] = {  # as before, another, and the first one again
+    "shared": (0, 1024, 0), "cluster": ((1, 1, 1), (2, 1, 1), 1),
+    "cooperative": (False, True, False)}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_changes_alone_and_can_be_taken_back(kernel: rawnn.Kernel, name: str) -> None:
+    for others in ({}, {n: v[1] for n, v in SETTINGS.items() if n != name}):
+        first = kernel[2, 32].using(**others)
+        before, value, again = SETTINGS[name]
+        changed = first.using(**{name: value})
+        assert changed is not first
+        assert changed._launch == replace(first._launch, **{name: value})
+        assert getattr(first._launch, name) in (before, None)
+        assert changed.using() is changed
+        back = changed.using(**{name: again})._launch
+        assert (getattr(back, name) or before) == before
+        for other, (usual, given, _) in SETTINGS.items():
+            if other != name:
+                assert (getattr(back, other) or usual) == (given if others else usual)
