@@ -160,6 +160,25 @@ def test_an_alarm_of_the_caller_goes_on_behind_a_time_limit() -> None:
         signal.signal(signal.SIGALRM, before)
 
 
+def test_code_that_catches_the_alarm_is_ended_by_the_next() -> None:
+    """Of any kind of exception: the alarm comes again."""
+    caught: list[int] = []
+
+    def stubborn() -> None:
+        while True:
+            try:
+                endless(None)
+            except BaseException:
+                if caught:
+                    raise
+                caught.append(1)
+
+    with pytest.raises(ConfigError, match=r"it did not end within 0\.05 s, and was ended"), \
+            time_limit(0.05, "it"):
+        stubborn()
+    assert caught
+
+
 def failing(x: Any) -> Any:
     return {40: x}[len(x)]
 

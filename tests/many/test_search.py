@@ -135,6 +135,14 @@ def test_bad_searches_are_one_clear_sentence(options: dict[str, Any], said: str)
     assert said in str(error.value)
 
 
+@pytest.mark.parametrize(("name", "values"), [
+    ("lr", [0.1, 0.0]), ("shuffle", [True, False]), ("bias", [True, False])])
+def test_what_is_searched_is_no_option_whatever_its_value(name: str, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises(ConfigError, match=f"{name} is given twice: by space, and as an option"):
+            rawnn.search(space={name: values}, budget=1, data=(X, Y), **{name: value})
+
+
 @pytest.mark.parametrize(("make", "said"), [
     (lambda: rawnn.uniform(1, 1), "below the second"),
     (lambda: rawnn.log_uniform(0, 1), "above 0"),
