@@ -36,6 +36,15 @@ class Lab:
     def array(self, values: Any) -> Any:
         return rawnn.array(values, device=self.device)
 
+    def check(self, **changed: Any) -> Any:
+        return rawnn.check(self.k, **{"reference": lambda x, a: a * x, "grid": "cdiv(n, 32)",
+                                      "block": 32, **changed})
+
+    def record(self, add: Callable[[Any], Any]) -> None:
+        with rawnn.Graph() as graph:
+            self.k[1, 8](self.x, self.y, 1, 8)
+            add(graph)
+
 
 Attempt = Callable[[Lab], Any]
 MISTAKES: dict[str, tuple[Attempt, str]] = {
@@ -107,6 +116,34 @@ MISTAKES: dict[str, tuple[Attempt, str]] = {
     "None for an array": (lambda o: rawnn.array(None, np.float32, device=o.device),
                           "the array holds None"),
     "a folder that is not there": (lambda o: o.kernel(include=["nowhere"]), "there is no folder"),
+    "options as text": (lambda o: o.kernel(options="-lineinfo"),
+                        "options is a list, such as ['-lineinfo']"),
+    "a macro that is a list": (lambda o: o.kernel(defines={"N": [1]}),
+                               "N = [1] is neither a number nor text"),
+    "a size that is a truth": (lambda o: o.check(sizes={"n": True}),
+                               "sizes: n = True is no size"),
+    "a size of 0": (lambda o: o.check(sizes={"n": 0}), "sizes are whole numbers of at least 1"),
+    "a range with steps": (lambda o: o.check(sizes={"n": range(1, 9, 2)}), "give a number, a list"),
+    "a range that ends early": (lambda o: o.check(sizes={"n": "9..1"}), "is no range of sizes"),
+    "inputs of no range": (lambda o: o.check(inputs={"x": "5..1"}), "inputs: x = \"5..1\" is no"),
+    "a grid of four": (lambda o: o.check(grid=(1, 1, 1, 1)),
+                       "grid = (1, 1, 1, 1): give one to three extents"),
+    "one result for two arrays": (lambda o: o.check(writes=("x", "y")),
+                                  "may write x, y: let the reference return a dictionary such as "
+                                  "{'x': ..., 'y': ...}"),
+    "a reference that returns nothing": (lambda o: o.check(reference=lambda x, a: None),
+                                         "let it return what the kernel writes"),
+    "a copy to rows that are strided": (
+        lambda o: o.record(lambda g: g.copy(np.zeros((4, 4), np.float32)[::2, :2].T, o.x)),
+        "does not fit"),
+    "a copy from rows that are strided": (
+        lambda o: o.record(lambda g: g.copy(o.x, np.zeros((8, 2), np.float32)[:, 0])),
+        "np.ascontiguousarray(...)"),
+    "a copy between arrays of NumPy": (
+        lambda o: o.record(lambda g: g.copy(np.zeros(8), np.zeros(8))), "copy takes two rawnn"),
+    "a copy of other bytes": (
+        lambda o: o.record(lambda g: g.copy(o.x, np.zeros(7, np.float32))),
+        "copy: float32[7] does not fit float32[8]"),
     "a stream that is none": (lambda o: o.k[1, 8].using(stream="s"), "pass a stream of PyTorch"),
 }
 

@@ -346,3 +346,24 @@ def test_the_simulated_gpu_says_that_it_compiles_no_kernel(mine: Path,
     assert said in capsys.readouterr().err
     assert run(words) == 0
     assert "is not compiled" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("header", "kernels", "said"), [
+    ('grid = 1\nblock = 32', "a", "does not say which op it runs: write op = \"bias_relu\""),
+    ('op = "bias_relu"\ngrid = 1\nblock = 32', "ab",
+     "has several kernels (a, b): say which, kernel = \"a\""),
+    ('op = "bias_relu"\nkernel = "c"\ngrid = 1\nblock = 32', "ab", "has no kernel 'c'"),
+    ('op = "bias_relu"\ngrid = 1\nblock = 32', "", "has no __global__ function"),
+    ('op = "bias_relu"\ngrid = 1\nblock = 32\nsymbols = {t = [1]}', "a",
+     "has no symbols set: write them into the source"),
+    ('op = "bias_relu"\nblock = 32', "a", "say how many blocks: grid = ..."),
+    ('op = "bias_relu"\ngrid = 1', "a", "say how many threads a block has: block = ..."),
+    ('op = "bias_relu"\ngrid = 1\nblock = 32\nname = "a b"', "a", "name = 'a b': give letters")])
+def test_what_a_header_lacks_is_said(tmp_path: Path, header: str, kernels: str, said: str) -> None:
+    file = tmp_path / "own.cu"
+    file.write_text(f"/* rawnn\n{header}\n*/\n" + "".join(
+        f"__global__ void {name}(const float* z, float* a, int rows, int cols) {{}}\n"
+        for name in kernels))
+    with pytest.raises(ConfigError) as caught:
+        load(str(file))
+    assert said in str(caught.value)
