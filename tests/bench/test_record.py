@@ -83,6 +83,23 @@ def test_what_one_machine_could_not_run_is_what_the_other_measured(first: str) -
     assert one.is_whole("toggles")
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_why_a_suite_ended_is_kept_while_something_of_it_is_left(first: bool) -> None:
+    """The file that is merged into has the last word."""
+    def part(suite: str, variant: str, status: Any = "measured") -> Record:
+        return record(variant, [1.0] if status == "measured" else [], f"{suite}/{variant}",
+                      status=status)
+
+    one = results(part("toggles", "a"), part("toggles", "b", "not measured"), part("peers", "a"),
+                  ended={"toggles": "the budget was spent", "peers": "by mistake"})
+    other = results(part("toggles", "c"), part("sweep", "a", "not measured"),
+                    ended={"toggles": "it was interrupted", "sweep": "no time"})
+    mine, its = (one, other) if first else (other, one)
+    mine.merge(its)
+    assert mine.ended == {"toggles": "the budget was spent" if first else "it was interrupted",
+                          "sweep": "no time"}
+
+
 @pytest.mark.parametrize("status", ["measured", "failed", "wrong"])
 def test_what_both_machines_ran_is_refused(status: Any) -> None:
     one = results(record("a", [2.0] if status == "measured" else [], status=status))

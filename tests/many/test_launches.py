@@ -3,13 +3,16 @@ does not ask of both trainers."""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from rawnn.engine.machine import Opened
+from rawnn.many import launches
 from rawnn.many.launches import LaunchMembers, kind_of
 from rawnn.many.parts import PartedMembers
 from rawnn.many.trainers import trainer_of
@@ -74,3 +77,29 @@ def test_the_faster_kind_is_chosen(opened: Opened, layers: tuple[int, ...], memb
     else:
         with pytest.raises(Unsupported, match="fits neither a block nor a cluster"):
             kind_of(group, opened, "")
+
+
+@pytest.mark.parametrize("networks", [1, 2, 3, 10, 37, 1000])
+def test_graphs_are_made_for_the_smallest_size_that_holds_all_active_members(
+        monkeypatch: pytest.MonkeyPatch, networks: int) -> None:
+    """Sizes are seven tenths of each other, rounded down: few graphs, of few idle blocks."""
+    sizes = [networks]
+    while (fewer := sizes[-1] * 7 // 10) >= 1:
+        sizes.append(fewer)
+    made: list[int] = []
+    monkeypatch.setattr(launches, "GraphProgram", lambda lowering, size, *more: made.append(size)
+                        or SimpleNamespace(close=lambda: None))
+    graphs = SimpleNamespace(graphs=lambda size: size)
+    trainer: Any = LaunchMembers.__new__(LaunchMembers)
+    trainer._group, trainer._graphs, trainer._closing = range(networks), {}, ExitStack()
+    trainer._launched = SimpleNamespace(training=graphs, evaluation=graphs, end="end",
+                                        scores="scores")
+    trainer._lowering = trainer._addresses = None
+    trainer._all = lambda plan, size: (plan, size)
+    for active in (*range(1, min(networks, 40) + 1), networks):
+        made.clear()
+        found = trainer._of_members(active)
+        size = min(size for size in sizes if size >= active)
+        assert (found.end, found.scores) == (("end", size), ("scores", size))
+        assert made in ([size, size], [])
+    assert set(trainer._graphs) <= set(sizes)
