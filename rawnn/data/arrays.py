@@ -48,7 +48,7 @@ from rawnn.data.normalise import (
     NormaliseTargets,
     TargetNormalisation,
 )
-from rawnn.data.precision import as_float32, check_finite, merged_columns
+from rawnn.data.precision import as_float32, check_finite, check_overflow, merged_columns
 
 if TYPE_CHECKING:
     from rawnn.cuda.device import Device
@@ -327,7 +327,9 @@ class _Reader:
                 column = int(bad[0])
                 row = int(np.argmax(flat[:, column] == extreme[column]))
                 raise DataError(f"{name}: the value in row {place_of(row, self._places(name))}, "
-                                f"{column_text(column, self.names)} is too large for float32")
+                                f"{column_text(column, self.names)} is too large for float32 once "
+                                f"it is normalised ({flat[row, column]}): leave the row out, or "
+                                f"give the column a larger std")
 
     def _check_rows(self, key: str, name: str) -> None:
         """Check the row pitch: kernels read rows padded to exactly 16 bytes."""
@@ -376,7 +378,11 @@ class _Reader:
             normalisation = TargetNormalisation.of(normalise_targets, targets[0])
             self._note_merged_targets(found[0][1], normalisation, columns[0])
             if normalisation is not None:
-                targets = [normalisation.apply(values) for values in targets]
+                for place, (values, each, names) in enumerate(
+                        zip(list(targets), found, columns, strict=True)):
+                    targets[place] = normalisation.apply(values)
+                    check_overflow(values, targets[place], f"{each[2]} values once normalised",
+                                   self._places(each[2]), names)
             return replace(made, train_targets=targets[0], test_targets=targets[1],
                            target_names=columns[0], target_normalisation=normalisation)
         if exact:
@@ -412,10 +418,12 @@ class _Reader:
             raise DataError(f"{name} y is of shape {list(host.shape)}, but values must be "
                             f"[examples] or [examples, outputs]")
         flat, rows = host.reshape(len(host), -1), self._places(name)
+        if flat.dtype.kind == "f":  # also where they are normalised in float64
+            with np.errstate(over="ignore", under="ignore"):
+                check_overflow(flat, flat.astype(np.float32), f"{name} values", rows, columns)
         if exact and (flat.dtype.kind in "biu" or (flat.dtype.kind == "f"
                                                    and flat.dtype.itemsize > 4)):
             made: NDArray[Any] = flat.astype(np.float64)
-            as_float32(made, f"{name} values", rows, columns)  # refuses values out of its range
         else:
             made = as_float32(flat, f"{name} values", rows, columns,
                               "normalise_targets='learned' scales targets in float64")

@@ -202,7 +202,7 @@ def _plain(data: Any, name: str, of_inputs: bool) -> NDArray[Any] | DeviceArray:
             raise DataError(f"{name}: {where} has no value ({value}): {_FILL}")
     if array.dtype.kind in "Mm":
         raise DataError(f"{name}: of type {array.dtype}, which is no number: {fix_of(array)}")
-    return array if of_inputs else _numbers(array)
+    return array if of_inputs else _numbers(array, name)
 
 
 def _column(values: Any, name: str, column: str, words: bool) -> NDArray[Any]:
@@ -219,7 +219,7 @@ def _column(values: Any, name: str, column: str, words: bool) -> NDArray[Any]:
         for row in range(len(array)) if array.dtype.kind != "f" else np.flatnonzero(array != array):
             if is_missing(array[row]):
                 raise DataError(f"{where} has no value in row {row} ({array[row]}): {_FILL}")
-        array = _numbers(array)
+        array = _numbers(array, where)
     if array.dtype.kind in "biuf" or array.dtype.name == "bfloat16" or \
             (words and array.dtype.kind in "OUST"):
         return array
@@ -231,12 +231,18 @@ def _column(values: Any, name: str, column: str, words: bool) -> NDArray[Any]:
 _FILL = "fill it in, or leave the row out"
 
 
-def _numbers(array: NDArray[Any]) -> NDArray[Any]:
-    """An array of Python objects converted to numbers, if all of them are."""
+def _numbers(array: NDArray[Any], name: str = "") -> NDArray[Any]:
+    """An array of Python objects converted to numbers, if all of them are. Raises DataError, which
+    `name` begins, for a Decimal that float64 rounds to 0."""
     values = array.reshape(-1).tolist()
     if array.dtype.kind != "O" or not values or \
             not all(isinstance(value, Real | Decimal | np.bool_) for value in values):
         return array
+    for place, value in enumerate(values):
+        if name and isinstance(value, Decimal) and value and not float(value):
+            raise DataError(f"{name} holds {value} in row {place * len(array) // len(values)}, "
+                            f"which float64 rounds to 0: write 0, or multiply the column by a "
+                            f"power of ten")
     with contextlib.suppress(OverflowError, TypeError, ValueError):
         found = np.array([float(v) if isinstance(v, Decimal) else v for v in values])
         if found.dtype.kind in "biuf":

@@ -33,6 +33,8 @@ _DELIMITERS = ",;\t|"
 _MARKS = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32",
           codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 """Byte-order marks; those of UTF-32 first, because one begins with that of UTF-16."""
+_MANY_ZEROS = "0" * 300
+"""A number without an exponent that float64 rounds to 0 has more of them in a row."""
 _COMMA = re.compile(r"[-+]?(\d+|\d{1,3}(\.\d{3})+)?,\d+([eE][-+]?\d+)?")
 _DATE = re.compile(r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})"
                    r"|\d{1,2}:\d{2})([T ,].*|:.*|Z)?")
@@ -80,6 +82,7 @@ class Sheet:
         self._numbers = array("d")
         self._lines: list[int] = []  # line numbers in the file, per row
         self._is_plain = True  # whether no line since the last row has an underscore
+        self._may_underflow = False  # whether a line since then may have a number close to 0
         self.notes: list[str] = []
         self.cautions: list[str] = []  # of the notes
 
@@ -119,6 +122,8 @@ class Sheet:
         for line in lines:
             if "_" in line:  # a check of each cell would cost as much as its conversion
                 self._is_plain = False
+            if "e-" in line or "E-" in line or _MANY_ZEROS in line:
+                self._may_underflow = True
             yield line
 
     def _delimiter(self, first: str) -> str:
@@ -198,6 +203,12 @@ class Sheet:
         except ValueError:
             place = next(i for i, cell in enumerate(row) if self.number(cell) is None)
             raise self._bad(len(self._lines) - 1, self.features[place], row[place]) from None
+        if self._may_underflow:
+            self._may_underflow = False
+            for place, (cell, number) in enumerate(zip(row, self._numbers[-len(row):],
+                                                       strict=True)):
+                if number == 0 and _underflows(cell):
+                    raise self._bad(len(self._lines) - 1, self.features[place], cell)
 
     def _with_comma(self, cell: str) -> float:
         """A number whose decimal mark is the comma. Raises ValueError."""
@@ -242,9 +253,14 @@ class Sheet:
             return DataError(f"{where} has no value ('{text}'): fill it in, or leave the row out"
                              f"{also}")
         shown = text if len(text) <= 40 else f"{text[:37]}..."
-        if self.number(text) is not None:
+        if (number := self.number(text)) is not None:
+            if number == 0 and _underflows(text):
+                return DataError(f"{where} holds {shown}, which float64 rounds to 0: write 0, or "
+                                 f"multiply the column by a power of ten")
+            also = f", or the column out ({self._skipping(column)})" if feature else " out"
             return DataError(f"{where} holds {shown}, but every value must be a finite number that "
-                             f"float32 can hold")
+                             f"float32 can hold: divide the column by a power of ten, or leave the "
+                             f"row{also}")
         why = self._of_another_mark(text) or (
             f"{_of_feature(text)}; {self._skipping(column)} leaves the column out" if feature else
             "several targets are values to be reached" if len(self.targets) > 1 else
@@ -308,8 +324,10 @@ class Sheet:
                            for cell in cells])
         with np.errstate(over="ignore"):
             bad = np.flatnonzero(~np.isfinite(values.astype(np.float32)))
-        if bad.size:
-            raise self._bad(int(bad[0]), column, cells[bad[0]])
+        lost = [row for row in np.flatnonzero(values == 0) if _underflows(cells[row])]
+        if bad.size or lost:
+            row = int(bad[0]) if bad.size else int(lost[0])
+            raise self._bad(row, column, cells[row])
         return values
 
     def _check_spellings(self, target: int, numbers: NDArray[np.int64]) -> None:
@@ -374,6 +392,12 @@ def _float(cell: str, convert: Any = _with_point) -> float | None:
     except ValueError:
         return None
     return number
+
+
+def _underflows(cell: str) -> bool:
+    """Whether the text of a number that became 0 is that of another number."""
+    digits = cell.lower().partition("e")[0]
+    return any(digit.isdecimal() and int(digit) for digit in digits)
 
 
 def _of_feature(text: str) -> str:

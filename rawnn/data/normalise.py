@@ -294,7 +294,8 @@ class TargetNormalisation:
 
     def apply(self, values: NDArray[Any]) -> NDArray[np.float32]:
         """The normalised values, float32 [N, outputs], for values of any dtype."""
-        return ((values.astype(np.float64) - self.mean) / self.std).astype(np.float32)
+        with np.errstate(over="ignore"):
+            return ((values.astype(np.float64) - self.mean) / self.std).astype(np.float32)
 
     def undo(self, outputs: NDArray[Any]) -> NDArray[np.float64]:
         """The values, float64 [N, outputs], for outputs of the network."""

@@ -41,15 +41,37 @@ def as_float32(array: NDArray[Any], name: str, rows: Rows = None, names: Sequenc
             and max(abs(int(array.min())), abs(int(array.max()))) > _EXACT:
         raise DataError(f"{name} hold integers beyond {_EXACT:,}, which float32 cannot tell apart: "
                         f"{fix}{'; or ' * bool(fix)}scale them first")
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", under="ignore"):
         made = np.ascontiguousarray(array, np.float32)
     if kind == "f":
-        bad = np.isinf(made) & np.isfinite(array)
-        if bad.any():
-            row, column = np.argwhere(bad)[0]
-            raise DataError(f"{name}: the value in row {place_of(row, rows)}, "
-                            f"{column_text(column, names)} is too large for float32")
+        check_rounded(array, made, name, rows, names, fix)
     return made
+
+
+def check_rounded(array: NDArray[Any], rounded: NDArray[Any], name: str, rows: Rows = None,
+                  names: Sequence[str] = (), fix: str = "") -> None:
+    """Raise DataError for the first finite value of `array` [N, F] that is infinite in `rounded`,
+    or 0 there alone. `rows` and `names` are those of its rows and columns; `fix` comes before the
+    general one."""
+    check_overflow(array, rounded, name, rows, names, fix)
+    if np.count_nonzero(rounded) != np.count_nonzero(array):
+        row, column = np.argwhere((rounded == 0) & (array != 0))[0]
+        raise DataError(f"{name}: the value in row {place_of(row, rows)}, "
+                        f"{column_text(column, names)} is too close to 0 for {rounded.dtype}, "
+                        f"which rounds it to 0 ({array[row, column]}): {fix}{'; or ' * bool(fix)}"
+                        f"multiply the column by a power of ten, or write 0 if that is meant")
+
+
+def check_overflow(array: NDArray[Any], rounded: NDArray[Any], name: str, rows: Rows = None,
+                   names: Sequence[str] = (), fix: str = "") -> None:
+    """The part of `check_rounded` on infinite values."""
+    bad = np.isinf(rounded)
+    if bad.any() and (bad := bad & np.isfinite(array)).any():
+        row, column = np.argwhere(bad)[0]
+        raise DataError(f"{name}: the value in row {place_of(row, rows)}, "
+                        f"{column_text(column, names)} is too large for {rounded.dtype} "
+                        f"({array[row, column]}): {fix}{'; or ' * bool(fix)}divide the column by a "
+                        f"power of ten, or leave the row out")
 
 
 def check_finite(array: NDArray[Any], name: str, places: Rows = None,

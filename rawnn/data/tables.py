@@ -22,6 +22,7 @@ from rawnn.data.columns import NamedColumns
 from rawnn.data.csvfile import Sheet, not_decodable, open_text
 from rawnn.data.dataset_types import DEFAULT_FRACTION, Dataset, Kind
 from rawnn.data.normalise import Normalise, NormaliseTargets
+from rawnn.data.precision import as_float32
 
 _SPLIT_KEYS = ("x_train", "y_train", "x_test", "y_test")
 
@@ -198,7 +199,8 @@ def _read_csv(path: Path, target: Columns, kind: Kind | None, features: Sequence
     if sheet.has_large_numbers and path.is_file():  # a pipe cannot be read twice
         with open_text(path, csv_format.encoding) as file:
             sheet.note_merged(file)
-    return Table(inputs if exact else inputs.astype(np.float32), answers, None,
-                 tuple(sheet.header[c] for c in sheet.features) if sheet.header else (),
+    names = tuple(sheet.header[c] for c in sheet.features) if sheet.header else ()
+    return Table(inputs if exact else as_float32(inputs, os.fspath(path), None, names), answers,
+                 None, names,
                  tuple(sheet.header[c] for c in sheet.targets) if sheet.header else (),
                  tuple(sheet.notes), tuple(sheet.cautions))

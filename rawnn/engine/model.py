@@ -30,7 +30,7 @@ from rawnn.data.labels import (
     label_indices,
 )
 from rawnn.data.normalise import PIXEL_SCALE, Normalisation, TargetNormalisation
-from rawnn.data.precision import check_finite
+from rawnn.data.precision import check_finite, check_rounded
 from rawnn.engine import checkpoint
 from rawnn.engine.config import check_device
 from rawnn.engine.machine import open_device
@@ -163,6 +163,9 @@ class Model:
                             f"from; {fix_of(flat)}")
         if flat.dtype.kind not in "biu":
             check_finite(flat, "the inputs", names=columns.names)
+            if not (self.normalisation.is_double or np.can_cast(flat.dtype, np.float32)):
+                with np.errstate(over="ignore", under="ignore"):
+                    check_rounded(flat, flat.astype(np.float32), "the inputs", names=columns.names)
         if self.input_scale is not None:
             self.input_scale.check(flat, "the inputs")
         return flat
@@ -304,7 +307,11 @@ class Model:
                 values = self.normalisation.apply(values)
             if self.network.loss_spec.link == "sigmoid":
                 check_fractions(values, "the answers")
-            return values.astype(np.float32 if self.target_normalisation is None else np.float64)
+            with np.errstate(over="ignore", under="ignore"):
+                stored = values.astype(np.float32 if self.target_normalisation is None
+                                       else np.float64)
+            check_rounded(values, stored, "the answers", names=columns.names)
+            return stored
         names = columns.names or (columns.integers if are_whole(self.label_names) else ())
         given = given_labels(host, "the answers'", columns=names)
         check_words(given, self.label_names, "answers")
