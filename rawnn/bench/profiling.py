@@ -100,6 +100,12 @@ class ProfileResult(msgspec.Struct, frozen=True, kw_only=True):
         write_atomically(path, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
 
 
+def check_gpu(opened: Opened) -> None:
+    """Raise ConfigError without a GPU."""
+    if opened.device is None:
+        raise ConfigError(f"a profile is of a GPU: {opened.machine.no_gpu}")
+
+
 def profile(config: Config, data: Dataset, opened: Opened, steps: int = 50,
             way: Way | None = None) -> ProfileResult:
     """Take a step of a run apart: by CUPTI where it can be asked and is wanted (`way`; None: where
@@ -107,8 +113,8 @@ def profile(config: Config, data: Dataset, opened: Opened, steps: int = 50,
 
     Raises ConfigError without a GPU, MissingLibrary where CUPTI was asked for and is not there.
     """
-    if opened.device is None:
-        raise ConfigError(f"a profile is of a GPU: {opened.machine.no_gpu}")
+    check_gpu(opened)
+    assert opened.device is not None
     sim = opened.device.backend.name == "sim"
     chosen: Way = way or ("events" if sim or cupti.missing() else "cupti")
     program = Training(config, data, opened)

@@ -14,7 +14,7 @@ from rawnn.common.errors import CompileError, ConfigError, RawnnError, nearest
 from rawnn.common.listener import Listener
 from rawnn.data import Dataset, load_dataset
 from rawnn.engine.config import Config
-from rawnn.engine.data_source import check_fit, settled
+from rawnn.engine.data_source import check_fit, check_outline, settled
 from rawnn.engine.machine import Opened
 from rawnn.engine.run_planner import RunPlanner
 from rawnn.engine.runners.precompile import precompile
@@ -134,6 +134,8 @@ def measure_workloads(harness: Harness, wanted: Sequence[WorkloadOpt], repeats: 
         check_words(opt.split(","), f"--opt {opt}")
         check_text(opt)
     configs = {pair: _config(*pair, _epochs(epochs, pair[0]), device, dataset) for pair in wanted}
+    for config in () if data else configs.values():
+        check_outline(config)
     data = data or load_dataset(dataset, notify=harness.notify, stand_in=True)
     for config in configs.values():
         check_fit(config, data)

@@ -115,7 +115,7 @@ def run_case(case: Case, options: dict[str, Any], bench_file: str | None = None,
     check_output("--markdown", markdown_file)
     check_output("--plot", plot_file)
     if plot_file:
-        require_matplotlib()
+        require_matplotlib(plot_file)
     suites = read_suites(bench_file)
     earlier = read_results(str(resume)) if resumed(resume) else None
     screen = Screen(case.name, 1)

@@ -48,8 +48,9 @@ def compare(config_file: str | None, rounds: int, json_file: str | None, **optio
                  progress=lambda done, total, rounds, last: say(
                      f"turn {done} of {total}: {last.partition(' ')[2]}")
                  ) as harness:
-        config, data = fitted(make_config(config_file, options), say)
-        opened = harness.open(config.device, TIMER)
+        config = make_config(config_file, options)
+        opened = harness.open(config.device, TIMER)  # reports a missing GPU before a download
+        config, data = fitted(config, say)
         compare_configurations(harness, config, opts, data, opened, rounds)
     show(harness.results, SUITE)
     if harness.interrupted:

@@ -92,7 +92,7 @@ def many(vary: tuple[str, ...], seeds: int | None, folds: int | None, repeats: i
     if plot_file is not None:
         from rawnn.bench.render.charts import require_matplotlib
 
-        require_matplotlib()  # before the work
+        require_matplotlib(plot_file)  # before the work
     place = rank_from_environment(os.environ, os.getppid())
     mute = place is not None and place.rank > 0  # rank 0 prints and writes
     if mute:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from rawnn.bench.gpu_limits import missing
-from rawnn.bench.profiling import WAYS, ProfileResult, write_trace
+from rawnn.bench.profiling import WAYS, ProfileResult, check_gpu, write_trace
 from rawnn.bench.profiling import profile as profiled
 from rawnn.cli.option_groups import Command
 from rawnn.cli.options import OUTPUT, PATH, config_options, make_config, run_option
@@ -47,9 +47,10 @@ def profile(config_file: str | None, steps: int, way: Any, other: str | None,
     reads = config_file, options.get("data")
     check_output("--trace", trace_file, *reads)
     check_output("--json", json_file, *reads)
-    config, data = fitted(make_config(config_file, options), say)
-    opened = open_device(config.device, say)
-    with opened:
+    config = make_config(config_file, options)
+    with open_device(config.device, say) as opened:  # a missing GPU is reported before a download
+        check_gpu(opened)
+        config, data = fitted(config, say)
         several = [profiled(config, data, opened, steps, way)]
         if other:
             several.append(profiled(replace(config, opt=other), data, opened, steps, way))

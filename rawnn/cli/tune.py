@@ -15,7 +15,7 @@ from rawnn.cli.screen import sentences, table_console
 from rawnn.common.errors import ConfigError, DataError, DeviceError
 from rawnn.data import Dataset
 from rawnn.engine.config import Config
-from rawnn.engine.data_source import named, settled
+from rawnn.engine.data_source import named, outline_of, settled
 from rawnn.engine.launch_choices import remembered
 from rawnn.engine.machine import open_device
 from rawnn.engine.result import environment
@@ -77,6 +77,10 @@ def tune(config_file: str | None, table_file: Path | None, show: bool, **options
 
 def _data(config: Config) -> Dataset | None:
     """The data set that the options name, if it fits the network; else None, for random data."""
+    outline = outline_of(config)
+    if outline is not None and not fits(config.network(), outline.reconstructing()
+                                        if config.autoencoder else outline):
+        return None  # without fetching it
     try:
         data = named(config, _say, stand_in=True)
     except DataError as error:

@@ -111,14 +111,10 @@ class Normalisation:
         if wanted is None:
             return cls(scale)
         if isinstance(wanted, str):
-            known = {"none": cls(), "pixels": cls(PIXEL_SCALE)}
+            check_name(wanted)
             if wanted == "learned":
                 return learned(inputs, scale)
-            if wanted not in known:
-                names = ("none", "pixels", "learned")
-                raise ConfigError(f"normalise = '{wanted}'" + (
-                    nearest(wanted, names) or f": use one of {', '.join(names)}"))
-            return known[wanted]
+            return cls() if wanted == "none" else cls(PIXEL_SCALE)
         if not isinstance(wanted, Mapping):
             raise ConfigError(f"normalise is a {type(wanted).__name__}: use 'learned', 'pixels', "
                               f"'none' or a mapping with scale, mean, std")
@@ -168,6 +164,14 @@ class Normalisation:
         scale = "" if self.scale == 1.0 else f"scale {self.scale:.6g}"
         both = "" if self.mean is None else "mean and std per feature"
         return ", ".join(filter(None, (scale, both)))
+
+
+def check_name(wanted: Normalise) -> None:
+    """Raise ConfigError for a text that names no normalisation."""
+    names = ("none", "pixels", "learned")
+    if isinstance(wanted, str) and wanted not in names:
+        raise ConfigError(f"normalise = '{wanted}'" + (
+            nearest(wanted, names) or f": use one of {', '.join(names)}"))
 
 
 def default_scale(dtype: np.dtype[Any]) -> float:

@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from rawnn.common.csvformat import CsvFormat, joined_columns
 from rawnn.common.errors import ConfigError, check_type, nearest, unknown
+from rawnn.data.normalise import check_name
 from rawnn.engine.machine import devices_of
 from rawnn.model.layers import Network
 from rawnn.model.optimizers import Optimizer
@@ -298,6 +299,7 @@ CHECKS: dict[Callable[[Config], object], frozenset[str]] = {
         (Config._check_company, ("save_every", "keep", "min_delta", "monitor", "save", "patience")),
         (Config._check_targets, ("normalise_targets", "autoencoder", "layers", "bias", "activation",
                                  "loss", "init")),
+        (lambda config: check_name(config.normalise), ("normalise",)),
         (Config.network, ("layers", "bias", "activation", "loss", "init")),
         (Config.optimizer_settings, ("optimizer", "lr", "momentum", "nesterov", "weight_decay",
                                      "beta1", "beta2", "eps")),

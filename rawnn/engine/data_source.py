@@ -77,6 +77,22 @@ class ReadAhead:
         return self._found
 
 
+def check_validation(config: Config) -> None:
+    """Raise ConfigError for a fraction of a set that has a test part of its own."""
+    if config.validation != Config.validation and not is_table(config.data) \
+            and config.dataset != "table":
+        raise ConfigError(f"validation = {config.validation} is for a table (data = FILE.csv) or "
+                          f"for arrays: {config.dataset} brings its own test set")
+
+
+def check_outline(config: Config) -> None:
+    """Raise ConfigError for a network that does not fit the data set that the Config names, by its
+    shapes alone, if it may have to be fetched."""
+    outline = outline_of(config)
+    if outline is not None:
+        fitted_to(config, outline)
+
+
 def outline_of(config: Config) -> Dataset | None:
     """The shapes of the data set that the Config names, if it may have to be fetched; None for any
     other, and for a resumed run, which has further rules for its data."""
@@ -86,6 +102,7 @@ def outline_of(config: Config) -> Dataset | None:
 def fitted(config: Config, notify: Callable[[str], None]) -> tuple[Config, Dataset]:
     """The Config completed from its data, and the data, checked to fit it. Raises ConfigError and
     DataError."""
+    check_outline(config)
     return fitted_to(config, named(config, notify))
 
 

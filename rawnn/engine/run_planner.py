@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rawnn.common.errors import ConfigError
-from rawnn.data import Dataset
+from rawnn.data import Dataset, Normalisation
 from rawnn.distributed import Team
 from rawnn.engine import parallel
 from rawnn.engine.checkpoint import Checkpoint
@@ -119,6 +119,12 @@ def check_unread(config: Config, opened: Opened, team: Team | None) -> None:
     outline = outline_of(config)
     if outline is None:
         return
-    config, outline = fitted_to(config, outline)
+    check_plan(*fitted_to(config, outline), opened, team)
+
+
+def check_plan(config: Config, outline: Dataset, opened: Opened, team: Team | None) -> None:
+    """The part of `check_unread` on normalisation, toggles and plans, for a Config that fits the
+    data."""
+    Normalisation.of(config.normalise, outline.train_images[:1])
     if config.normalise is None:  # else the kernels depend on the rows
         RunPlanner(config, outline, opened, team, lambda message: None).plan(None)

@@ -38,6 +38,7 @@ from rawnn.engine.config import Config
 from rawnn.engine.data_source import (
     ReadAhead,
     check_fit,
+    check_validation,
     doubts,
     left_out,
     named,
@@ -140,6 +141,8 @@ class Session:
         self.lineage: Lineage = ((uuid4().hex[:16], 0),)
         self._scaling_facts: dict[str, float] = {}
         before = self._resumed_run()
+        if data is None and before is None:
+            check_validation(self.config)
         opened, reading = self._open(opened, data, before)
         started = perf_counter()
         self._read_data(data, reading, before, stand_in, opened)

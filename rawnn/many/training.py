@@ -18,7 +18,10 @@ from rawnn.data.identity import differences, identity_of
 from rawnn.distributed import Team
 from rawnn.engine import many_checkpoint, parallel
 from rawnn.engine.config import Config, changed
+from rawnn.engine.data_source import check_validation, outline_of
+from rawnn.engine.machine import Opened
 from rawnn.engine.many_checkpoint import ManyCheckpoint
+from rawnn.engine.run_planner import check_plan
 from rawnn.many.folds import Folds, folds_of
 from rawnn.many.grouping import Lists, Members, load, members_of
 from rawnn.many.halving import rungs_of
@@ -119,6 +122,8 @@ def start(configs: Any, options: Mapping[str, Any], *, listener: object, stackle
     variation = _variation(configs, options, monitor)
     config = variation.configs[0]
     rules = _rules(variation, config, halving, min_epochs, monitor)
+    if not is_array(data):
+        check_validation(config)
     kind: Lists = "folds" if folds is not None else "rows" if rows is not None else ""
     team = team or parallel.join(config, communicator=communicator)
 
@@ -141,11 +146,28 @@ def start(configs: Any, options: Mapping[str, Any], *, listener: object, stackle
         run.open(stacklevel)
         for message in messages:
             run.notify(message)
+        if found is None:
+            _check_unread(variation.configs, folds, repeats, rows, run.opened)
         source, lists, members = found or members_on(run.notify)
         settings = _settings(variation, rules, lists, kind)
         run.prepare(members, lists, source, settings, rules,
                     Progress.new(len(members), max(c.epochs for c in members.configs)))
         return run.train()
+
+
+def _check_unread(configs: Sequence[Config], folds: Any, repeats: int, rows: Any,
+                  opened: Opened) -> None:
+    """Refuse members that cannot train on the data set that their Configs name, by its shapes
+    alone, so that nothing is fetched in vain. Raises ConfigError."""
+    outline = outline_of(configs[0])
+    is_splitter = hasattr(folds, "split") and not isinstance(folds, str)
+    if outline is None or is_splitter:  # a cross-validator of scikit-learn divides by the labels
+        return
+    if configs[0].autoencoder:
+        outline = outline.reconstructing()
+    lists = folds_of(folds, repeats, rows, outline, configs[0].seed)
+    for group in members_of(configs, lists, outline, "none", None).groups:
+        check_plan(group.config, outline, opened, None)
 
 
 def _variation(configs: Variation | Sequence[Config] | Config | None, options: dict[str, Any],

@@ -21,7 +21,7 @@ from rawnn.bench.training import check_words, open_timed, trained
 from rawnn.common.listener import Listener
 from rawnn.data import Dataset, load_dataset
 from rawnn.engine.config import Config
-from rawnn.engine.data_source import check_fit, settled
+from rawnn.engine.data_source import check_fit, check_outline, settled
 from rawnn.opts import TOGGLES
 from rawnn.opts.presets import PRESETS
 
@@ -51,6 +51,7 @@ def measure(harness: Harness, suites: Suites, *, rungs: str | None, repeats: int
                     **{name: value for name, value in options.items() if value is not None})
     names = suite.rungs if rungs is None else [r.strip() for r in rungs.split(",") if r.strip()]
     check_rungs([*names, *suite.base])
+    check_outline(config)
     examples = load_dataset(config.dataset, config.data, notify=harness.notify, stand_in=True)
     check_fit(config, examples)
     config, _ = settled(config, examples)

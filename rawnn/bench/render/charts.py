@@ -106,7 +106,8 @@ class Chart:
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write it: SVG, or by its ending PNG or PDF. Raises ConfigError, RawnnError."""
-        ending = Path(path).suffix.lstrip(".").lower() or "svg"
+        require_matplotlib(path)
+        ending = _ending(path)
         try:
             content = self.svg().encode() + b"\n" if ending == "svg" else self.encoded(ending)
         except ValueError as error:
@@ -138,8 +139,9 @@ def _escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")
 
 
-def require_matplotlib() -> Any:
-    """matplotlib, drawing without a display. Raises MissingLibrary."""
+def require_matplotlib(path: str | os.PathLike[str] | None = None) -> Any:
+    """matplotlib, drawing without a display, and able to write a file with the ending of `path`.
+    Raises MissingLibrary, and ConfigError for another ending."""
     try:
         import matplotlib
     except ImportError as error:
@@ -147,7 +149,17 @@ def require_matplotlib() -> Any:
             f"charts need matplotlib, which cannot be imported ({error}): pip install matplotlib"
         ) from None
     matplotlib.use("Agg")
+    if path is not None:
+        from matplotlib.backend_bases import FigureCanvasBase
+
+        if _ending(path) not in FigureCanvasBase.get_supported_filetypes():
+            raise ConfigError(f"cannot plot to {path}: matplotlib writes no .{_ending(path)}; use "
+                              f".svg, .png or .pdf")
     return matplotlib
+
+
+def _ending(path: str | os.PathLike[str]) -> str:
+    return Path(path).suffix.lstrip(".").lower() or "svg"
 
 
 def colour(system: str) -> str:
