@@ -28,6 +28,7 @@ from rawnn.engine import checkpoint
 from rawnn.engine.checkpoint import Arrays, Checkpoint, Lineage, Notify, compact_json
 from rawnn.engine.machine import devices_of
 from rawnn.model.layers import Network
+from rawnn.opts.launch_sharding import LAUNCHES
 from rawnn.version import __version__
 
 FORMAT = 1
@@ -104,7 +105,7 @@ class ManyCheckpoint:
             first = devices_of(config["device"])[0]
             config["device"] = first.removesuffix(":all")
         if group.sharding:
-            config["sharding"] = group.sharding
+            config |= _with_sharding(config["opt"], group.sharding)
         if self.rows or self.held_out:  # the data set's own test part is not what it was scored on
             config = {k: v for k, v in config.items() if k not in ("dataset", "data")}
         fold = int(self.fold[number])
@@ -121,6 +122,17 @@ class ManyCheckpoint:
             self.normalisations[0 if one else fold], self.label_names, dict(self.facts), {},
             data, self.lineage,
             self.target_normalisations[0 if one else fold], self.label_dtype, self.autoencoder)
+
+
+def _with_sharding(opt: str, sharding: str) -> dict[str, str]:
+    """The options that train a member alone as its group was trained: `opt` may have the toggle
+    persistent, of which `sharding` is a value."""
+    words = [word.strip() for word in opt.split(",")]
+    others = [word for word in words if word.partition("=")[0] != "persistent"]
+    if others == words or sharding == LAUNCHES:
+        return {"opt": ",".join(others), "sharding": sharding}
+    return {"opt": ",".join(word if word in others else f"persistent={sharding}"
+                            for word in words)}
 
 
 # -- content ---------------------------------------------------------------------------------------

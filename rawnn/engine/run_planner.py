@@ -20,18 +20,21 @@ from rawnn.engine.runners.plan_data import data_spec_of
 from rawnn.engine.runners.prepared_run import PreparedRun, prepare
 from rawnn.model.layers import Network
 from rawnn.opts import Selection, batch, select
+from rawnn.opts.select import LEFT_OUT
 from rawnn.plan.recipe import Recipe
 
 
 @dataclass(frozen=True)
 class RunPlanner:
-    """Plans one run; `notify` receives sentences for the user."""
+    """Plans one run; `notify` receives sentences for the user. On the host `is_lenient` leaves out
+    toggles for a GPU alone, which else are refused unless the device was left to this machine."""
 
     config: Config
     data: Dataset
     opened: Opened
     team: Team | None
     notify: Callable[[str], object]
+    is_lenient: bool = False
 
     def plan(self, before: tuple[Path, Checkpoint] | None) -> tuple[Selection, PreparedRun]:
         """The toggles and plans of the run. A resumed run uses those of the run `before`, unless
@@ -39,8 +42,13 @@ class RunPlanner:
         asked, here, notify = self.config.opt, machine_name(self.opened.machine), self.notify
         wanted = self._wanted
         stored = read_resolved_options(before[1].taken, str(before[0])) if before else None
-        if before is None or stored is None:
+        if before is None:
             return self.select_and_prepare(wanted)
+        if stored is None:  # a member of many, or an older checkpoint
+            planned = self.select_and_prepare(wanted, lenient=before[1].config.get("opt") == asked)
+            if not self.opened.device and (sentence := continued_on_host(planned[0])):
+                notify(sentence)
+            return planned
         if asked != stored.asked:
             notify(f"--opt {asked} replaces the toggles of the resumed run: "
                    f"{stored.toggles or 'none'}")
@@ -81,9 +89,10 @@ class RunPlanner:
         network, recipe = self.config.network(), self.config.recipe()
         if self.team is not None:
             recipe, opt = parallel.recipe_of_rank(recipe, self.team), parallel.with_nccl(opt)
+        lenient = lenient or self.is_lenient or self.config.device == "auto"
         selection = select(
             opt, network, recipe.steps(len(self.data.train_images)), self.opened.machine,
-            batch=recipe.share(recipe.batch).rows, lenient=lenient or self.config.device == "auto",
+            batch=recipe.share(recipe.batch).rows, lenient=lenient,
             recipe=recipe, data_spec=data_spec_of(self.data, "train"))
         recipe = self._with_batch(network, recipe, selection)
         prepared = prepare(network, self.data, selection, recipe)
@@ -111,6 +120,13 @@ class RunPlanner:
             lambda tried: prepare(network, self.data, selection, tried).device_bytes())
         self.notify(note)
         return recipe if self.team is None else parallel.recipe_of_rank(recipe, self.team)
+
+
+def continued_on_host(selection: Selection) -> str:
+    """A sentence on the toggles that a continued run leaves out on the host; "" for none."""
+    note = next((note for note in selection.notes if note.endswith(LEFT_OUT)), "")
+    return note and f"{note}: what was trained on a GPU continues from the same state, though " \
+                    f"not bit for bit as it would have there"
 
 
 def check_unread(config: Config, opened: Opened, team: Team | None) -> None:

@@ -77,7 +77,7 @@ class Session:
                  data: Dataset | None = None, opened: Opened | None = None,
                  log_allocations: TextSink | None = None, stand_in: bool = False,
                  team: Team | None = None, resumption: Resumption | None = None,
-                 new_data: bool = False) -> None:
+                 new_data: bool = False, is_lenient: bool = False) -> None:
         """Opens the device, reads the data and prepares the runner.
 
         imports_ms: time that the process took to get here.
@@ -88,9 +88,10 @@ class Session:
             batch; rank 0 writes checkpoints and logs.
         resumption: what `config.resume` names, if the caller has read it.
         new_data: allows other data than those of the resumed run.
+        is_lenient: on the host leaves out toggles for a GPU alone, as where the device is "auto".
         """
         self.team = team
-        self._resumption, self._new_data = resumption, new_data
+        self._resumption, self._new_data, self._is_lenient = resumption, new_data, is_lenient
         self._imports_ms = imports_ms
         self._closing = ExitStack()
         self._locks = self._closing.enter_context(DirectoryLocks())
@@ -150,7 +151,8 @@ class Session:
         if log_allocations is not None:
             self._log_allocations(log_allocations)
         started = perf_counter()
-        planner = RunPlanner(self.config, self.data, opened, self.team, self.listener.notify)
+        planner = RunPlanner(self.config, self.data, opened, self.team, self.listener.notify,
+                             self._is_lenient)
         self.selection, self.prepared = planner.plan(
             (before.path, before.checkpoint) if before else None)
         self._notify_of_plan()

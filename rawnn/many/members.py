@@ -97,6 +97,8 @@ class Group:
     exact_targets: float64 [rows, outputs], the target values before any normalisation, where
         `target_normalisations` differ; else None, and `dataset.train_targets` are what is trained
         on.
+    is_lenient: whether members on the host leave out toggles for a GPU alone, as of a run that was
+        begun on one.
     """
 
     config: Config
@@ -108,6 +110,7 @@ class Group:
     normalisations: tuple[Normalisation, ...]
     target_normalisations: tuple[TargetNormalisation | None, ...]
     exact_targets: NDArray[np.float64] | None = None
+    is_lenient: bool = False
 
     def __len__(self) -> int:
         return len(self.members)

@@ -21,7 +21,8 @@ from rawnn.engine.config import Config, changed
 from rawnn.engine.data_source import check_validation, outline_of
 from rawnn.engine.machine import Opened
 from rawnn.engine.many_checkpoint import ManyCheckpoint
-from rawnn.engine.run_planner import check_plan
+from rawnn.engine.run_planner import check_plan, continued_on_host
+from rawnn.engine.runners.plan_data import data_spec_of
 from rawnn.many.folds import Folds, folds_of
 from rawnn.many.grouping import Lists, Members, load, members_of
 from rawnn.many.halving import rungs_of
@@ -30,6 +31,7 @@ from rawnn.many.progress import FIGURES, Progress, Status, member_numbers
 from rawnn.many.result import Many
 from rawnn.many.run import ManyRun, Source
 from rawnn.many.variation import Variation, variation_of
+from rawnn.opts import select
 
 OF_RUN = ("patience", "min_delta", "save", "save_every", "keep", "device", "sharding")
 """Options of the whole run, which may accompany a list of Configs."""
@@ -321,11 +323,26 @@ def _go_on(stored: ManyCheckpoint, source_of: Callable[..., Source], listener: o
                       settings["halving"], tuple(settings["rungs"]), every)
         again = members_of(configs, lists, source.data, None, source.exact,
                            (stored.normalisations, stored.target_normalisations))
+        if run.opened.device is None:
+            again = _on_host(again, run)
         own = np.array([c.epochs for c in again.configs])
         progress = Progress.of(stored.run, int(own.max()))
         _reactivate(progress, own, members)
         run.prepare(again, lists, source, dict(settings), rules, progress, stored)
         return run.train()
+
+
+def _on_host(members: Members, run: ManyRun) -> Members:
+    """The members with the toggles for a GPU alone left out, of a run that may have been begun on
+    one; sentences say which."""
+    for group in members.groups:
+        config, recipe = group.config, group.config.recipe()
+        found = select(config.opt, config.network(), recipe.steps(group.examples),
+                       run.opened.machine, batch=recipe.batch, lenient=True, recipe=recipe,
+                       data_spec=data_spec_of(group.dataset, "train"))
+        if sentence := continued_on_host(found):
+            run.notify(sentence)
+    return replace(members, groups=tuple(replace(g, is_lenient=True) for g in members.groups))
 
 
 def _splitting(config: Config, settings: dict[str, Any]) -> Config:

@@ -18,6 +18,9 @@ from rawnn.plan.policy import Policy
 from rawnn.plan.recipe import DataSpec, Recipe
 from rawnn.ptx.user_kernels import unused
 
+LEFT_OUT = "left out"
+"""How a note on toggles ends that do not apply on the host."""
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -233,7 +236,7 @@ def _keep_host_toggles(asked: presets.Values, notes: list[str], machine: Machine
     if gpu_only:
         be = "does not apply on the host and is" if len(gpu_only) == 1 else \
             "do not apply on the host and are"
-        notes.append(f"{', '.join(gpu_only)} {be} left out")
+        notes.append(f"{', '.join(gpu_only)} {be} {LEFT_OUT}")
 
 
 def _add_implied(asked: presets.Values, removed: set[str]) -> set[str]:

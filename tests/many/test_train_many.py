@@ -364,6 +364,39 @@ def test_a_member_of_a_fold_resumes_with_its_own_rows(tmp_path: Path) -> None:
         rawnn.train(resume=f"{tmp_path / 'm'}#1", data=(X, Y), validation=(X, Y), epochs=6)
 
 
+@pytest.mark.parametrize("opt", ["graphs,cublas", "persistent", "bf16,graphs"])
+def test_what_toggles_of_a_gpu_trained_goes_on_on_the_host(opt: str, tmp_path: Path) -> None:
+    """As `rawnn.train` continues: those toggles are left out, which is said. Numbers in bf16 stay
+    so."""
+    options = {"layers": (6, 8, 2), "batch": 16, "opt": opt, "seed": 3}
+    x = np.random.default_rng(0).normal(size=(64, 6)).astype(np.float32)
+    data = (x, (x[:, 0] > 0).astype(int))
+    begun = rawnn.train_many(data=data, lr=[0.1, 0.2], epochs=2, device="sim", save=str(tmp_path),
+                             **options)
+    recorder = Recorder()
+    found = rawnn.train_many(data=data, resume=tmp_path, epochs=4, device="host", listener=recorder,
+                             save=str(tmp_path / "host"))
+    (sentence,) = [each for each in recorder.messages if "left out" in each]
+    assert sentence.startswith("persistent does not apply" if opt == "persistent" else
+                               "graphs, cublas do not apply" if "cublas" in opt else
+                               "graphs does not apply")
+    for number, member in enumerate(found):
+        recorder = Recorder()
+        alone = rawnn.train(data=data, resume=f"{tmp_path}#{number}", epochs=4, device="host",
+                            listener=recorder)
+        assert [each for each in recorder.messages if "left out" in each] == [sentence]
+        for name, array in alone.parameters.items():
+            np.testing.assert_array_equal(member.model.parameters[name], array)
+    at_once = begun.resume(epochs=4, device="host", save=None)
+    for member, other in zip(at_once, found, strict=True):
+        for name, array in other.model.parameters.items():
+            np.testing.assert_array_equal(member.model.parameters[name], array)
+    again = rawnn.train_many(data=data, resume=tmp_path / "host", epochs=5)  # its device is stored
+    assert again[0].epochs == 5
+    with pytest.raises(ConfigError, match="only for a GPU, and this run is on the host"):
+        rawnn.train_many(data=data, lr=[0.1, 0.2], epochs=2, device="host", **options)
+
+
 def test_a_diverged_member_is_marked_and_others_go_on() -> None:
     many = rawnn.train_many(**{**OPTIONS, "optimizer": "sgd"}, lr=[0.05, 1e30])
     assert [member.status for member in many] == ["finished", "diverged"]
