@@ -210,7 +210,7 @@ class MemberSessions:
             self._closing.callback(own.close)
             opened = replace(opened, device=own)
         before = 0 if device is None else device.free_memory()
-        host = {"is_lenient": True} if self._group.is_lenient else {}
+        host: dict[str, Any] = {"is_lenient": True} if self._group.is_lenient else {}
         try:
             session = Session(self._group.members[member], opened=opened,
                               data=self._dataset(int(self._group.fold[member])), **host)
