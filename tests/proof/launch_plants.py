@@ -23,12 +23,12 @@ from rawnn.ptx.kernels import kernel_for
 from tests.proof.planting import Found, Plant, Plants, at, observe, replaced, tampered
 
 
-def _launches(work: PreparedRun) -> list[tuple[int, Op, Plan, KernelSignature, dict[str, Any]]]:
+def _launches(clean: Found) -> list[tuple[int, Op, Plan, KernelSignature, dict[str, Any]]]:
     """(number, op, plan, signature, values) of every binding of a kernel; of ops that recur in
     later plans with the same values, the first."""
     found, seen = [], set()
     for number, (op, plan, signature, addresses) in enumerate(
-            observe(work, lowering, "kernel_arguments")):
+            observe(clean, lowering, "kernel_arguments")):
         values = lowering.kernel_arguments(op, plan, signature, addresses)
         scalars = tuple(values[p.name] for p in signature.parameters
                         if not (p.pointer or p.tensor_map))
@@ -92,7 +92,7 @@ def swaps(work: PreparedRun, wanted: Found) -> Plants:
     nothing with another or with an integer that is not used (as a float, next to nothing)."""
     made: dict[str, Plant] = {}
     skipped, policy = 0, work.policy
-    for number, op, plan, signature, values in _launches(work):
+    for number, op, plan, signature, values in _launches(wanted):
         dead = _dead(op, plan, signature, values)
         for a, b in combinations(signature.parameters, 2):
             if a.size != b.size:
@@ -121,7 +121,7 @@ def overruns(work: PreparedRun, wanted: Found) -> Plants:
     made: dict[str, Plant] = {}
     harmless: set[str] = set()
     right = lowering.kernel_arguments
-    for number, op, plan, signature, values in _launches(work):
+    for number, op, plan, signature, values in _launches(wanted):
         extents = {part for shape in kernel_for(op).shapes.values() for extent in shape
                    for part in extent.lstrip("@").split("*")}
         for name in (p.name for p in signature.parameters):
@@ -172,7 +172,7 @@ def instances(work: PreparedRun, wanted: Found) -> Plants:
     skipped = 0
     read = {name for op in work.train.ops for name, _ in op.reads}
     right, compiled = lowering.Lowering._kernel, Device.function
-    for number, op, _, signature, _ in _launches(work):
+    for number, op, _, signature, _ in _launches(wanted):
         expression = kernel_for(op).name
         text = source_path(kernel_for(op).source).read_text()
         declared = parse_kernels(with_instance_text(text, [expression]))[expression]
@@ -227,7 +227,7 @@ def grids(work: PreparedRun, wanted: Found) -> Plants:
     """Each kernel launched with one block, or one warp a block, too many."""
     made: dict[str, Plant] = {}
     right = lowering.KernelLaunch
-    for number, (_, _, _, label, *_) in enumerate(observe(work, lowering, "KernelLaunch")):
+    for number, (_, _, _, label, *_) in enumerate(observe(wanted, lowering, "KernelLaunch")):
         for what, dx, threads in (("a block", 1, 0), ("a warp", 0, 32)):
             def wrong(driver: Any, stream: Any, function: Any, label: str, grid: Any, block: Any,
                       *rest: Any, dx: int = dx, threads: int = threads) -> Any:

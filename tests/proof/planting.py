@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -11,6 +11,7 @@ from unittest import mock
 import numpy as np
 
 from rawnn.common.errors import RawnnError
+from rawnn.cuda.compiling.compile import Compiled, compile_source
 from rawnn.engine.runners.prepared_run import PreparedRun
 from rawnn.sim import Simulation
 from tests.proof.runs import train
@@ -52,12 +53,29 @@ def same(found: Found, wanted: Found) -> bool:
     )
 
 
+_compiled: dict[tuple[Any, ...], Compiled] = {}
+
+
+def _compile_once(nvrtc: Any, text: str, **options: Any) -> Compiled:
+    key = (text, *options.values())
+    if key not in _compiled:
+        _compiled[key] = compile_source(nvrtc, text, **options)
+    return _compiled[key]
+
+
+@contextmanager
+def shared_kernels() -> Iterator[None]:
+    """Kernels are compiled once for all runs whose faults have nothing to do with the compiler."""
+    with mock.patch("rawnn.cuda.device.compile_source", _compile_once):
+        yield
+
+
 def tampered(work: PreparedRun, wanted: Found, patch: Callable[[], Any]) -> Plant:
     """A plant that is in place for the whole of a run."""
 
     def run() -> str | None:
         simulation = Simulation()
-        with patch():
+        with patch(), shared_kernels():
             return verdict(simulation, lambda: train(simulation, work), wanted)
 
     return run
@@ -78,12 +96,26 @@ class Nth:
         return self.right(*arguments, **named)
 
 
-def observe(work: PreparedRun, target: Any, name: str) -> list[tuple[Any, ...]]:
+def clean_run(work: PreparedRun, observed: Sequence[tuple[Any, str]]) -> Found:
+    """A run without a fault, on whose numbers the comparison can stand, with the arguments of every
+    call of some functions (`observe`)."""
+    simulation, spies = Simulation(), {}
+    with shared_kernels(), ExitStack() as patches:
+        for target, name in observed:
+            spies[target, name] = Nth(getattr(target, name))
+            patches.enter_context(replaced(target, name, spies[target, name]))
+        found = train(simulation, work)
+    simulation.assert_clean()
+    assert (found["correct"] > 0).all(), "a count of zero cannot be told from none"
+    return {**found, "observed": {
+        (target, name): [c[1:] for c in spy.calls] if isinstance(target, type) else spy.calls
+        for (target, name), spy in spies.items()}}
+
+
+def observe(clean: Found, target: Any, name: str) -> list[tuple[Any, ...]]:
     """Arguments of every call of a function in a clean run (a method's without `self`)."""
-    spy = Nth(getattr(target, name))
-    with replaced(target, name, spy):
-        train(Simulation(), work)
-    return [c[1:] for c in spy.calls] if isinstance(target, type) else spy.calls
+    calls: list[tuple[Any, ...]] = clean["observed"][target, name]
+    return calls
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from unittest import mock
 from rawnn.common.errors import RawnnError
 from rawnn.cuda.device import Device
 from rawnn.cuda.stream import Stream
-from rawnn.engine.runners import programs
+from rawnn.engine.runners import lowering, programs
 from rawnn.engine.runners.gpu import GpuRunner
 from rawnn.engine.runners.prepared_run import PreparedRun, initial_state
 from rawnn.graphs import unrolling as graphplan
@@ -25,7 +25,17 @@ from rawnn.plan.dependencies import dependencies
 from rawnn.plan.tensor import Role
 from rawnn.sim import Simulation
 from tests.proof.launch_plants import grids, instances, overruns, swaps
-from tests.proof.planting import Found, Plant, Plants, at, observe, tampered, verdict
+from tests.proof.planting import (
+    Found,
+    Plant,
+    Plants,
+    at,
+    clean_run,
+    observe,
+    shared_kernels,
+    tampered,
+    verdict,
+)
 from tests.proof.runs import RELEASES, planted_work, train
 from tests.proof.streams import TwoStreamRunner
 from tests.slices import SLICE
@@ -35,7 +45,7 @@ from tests.slices import SLICE
 def edges(work: PreparedRun, wanted: Found) -> Plants:
     """Each edge of each graph left out."""
     made: dict[str, Plant] = {}
-    for number, (ops,) in enumerate(observe(work, graphplan, "dependencies")):
+    for number, (ops,) in enumerate(observe(wanted, graphplan, "dependencies")):
         for after, befores in enumerate(dependencies(ops)):
             for before in befores:
                 def without(ops: Any, edge: tuple[int, int] = (before, after)) -> Any:
@@ -51,7 +61,7 @@ def waits(work: PreparedRun, wanted: Found) -> Plants:
     """Each event wait between two streams left out: those of the engine, or where it has one
     stream, those of the plan on two (tests/proof/streams.py)."""
     if work.policy.streams:
-        count = len(observe(work, Stream, "wait_for"))
+        count = len(observe(wanted, Stream, "wait_for"))
         # An epoch's second fetch waits for what the first has waited for; the first copy from the
         # host has nothing to wait for.
         harmless = {f"wait {n}" for n in range(2, count, 2 * work.steps)}
@@ -70,7 +80,7 @@ def waits(work: PreparedRun, wanted: Found) -> Plants:
                 super().close()
 
         Runner.dropped = dropped
-        with mock.patch("tests.proof.runs.GpuRunner", Runner):
+        with mock.patch("tests.proof.runs.GpuRunner", Runner), shared_kernels():
             found = verdict(simulation, lambda: train(simulation, work), wanted)
         return found, counted[0]
 
@@ -86,7 +96,7 @@ def early_frees(work: PreparedRun, wanted: Found) -> Plants:
     made: dict[str, Plant] = {}
     skipped = 0
     right = programs._lifetimes
-    for number, (plan,) in enumerate(observe(work, programs, "_lifetimes")):
+    for number, (plan,) in enumerate(observe(wanted, programs, "_lifetimes")):
         first, last = right(plan)
         for tensor in (n for n, t in plan.tensors.items() if t.role.temporary and n in last):
             if last[tensor] == first[tensor]:
@@ -132,7 +142,7 @@ def uninitialised(work: PreparedRun, wanted: Found) -> Plants:
     skipped = 0
     tensors, started = work.train.tensors, initial_state(work.train)
     for name in ("to_device", "fill"):
-        for number, arguments in enumerate(observe(work, Device, name)):
+        for number, arguments in enumerate(observe(wanted, Device, name)):
             purpose = arguments[-1]
             role = tensors[purpose].role if purpose in tensors else None
             counted = (role in (Role.STATE, Role.SCRATCH) and purpose not in started) or (
@@ -194,15 +204,6 @@ def sample(plants: Plants, most: int) -> Plants:
                   plants.harmless)
 
 
-def clean_run(work: PreparedRun) -> Found:
-    """A run without a fault, on whose numbers the comparison can stand."""
-    simulation = Simulation()
-    found = train(simulation, work)
-    simulation.assert_clean()
-    assert (found["correct"] > 0).all(), "a count of zero cannot be told from none"
-    return found
-
-
 MOST_SWAPS = 120
 
 CLASSES: dict[str, Callable[[PreparedRun, Found], Plants]] = {
@@ -253,6 +254,12 @@ PLANS: dict[str, tuple[Any, ...]] = {
 }
 
 
+OBSERVED = [(graphplan, "dependencies"), (Stream, "wait_for"), (programs, "_lifetimes"),
+            (Device, "to_device"), (Device, "fill"), (lowering, "kernel_arguments"),
+            (lowering, "KernelLaunch")]
+"""The functions of whose calls the classes of faults make a list."""
+
+
 def applies(name: str, work: PreparedRun) -> bool:
     """Waits can be dropped where the engine uses two streams, or the plan can be run on two: one
     without graphs, in an arena."""
@@ -275,7 +282,7 @@ def tally(plan: str, one_in: int = 1) -> dict[str, Tally]:
     those that are not planted, as caught. Which these are differs from plan to
     plan and from slice to slice."""
     work = planted_work(*PLANS[plan])
-    wanted = clean_run(work)
+    wanted = clean_run(work, OBSERVED)
     found = {}
     for name, plants in CLASSES.items():
         if applies(name, work):
