@@ -84,12 +84,13 @@ class Step:
 
 @cache
 def imported(module: str) -> frozenset[str]:
-    """The modules of the tests that a module of theirs imports, directly or through another."""
+    """The modules of the tests that a module of theirs imports ahead of its functions, directly or
+    through another."""
     path = ROOT / f"{module.replace('.', '/')}.py"
     if not path.exists():
         return frozenset()
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests"):
             found |= {str(node.module), *(f"{node.module}.{name.name}" for name in node.names)}
     return frozenset(found.union(*(imported(name) for name in found if name != module)))

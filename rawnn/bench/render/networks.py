@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from statistics import median
 
@@ -51,14 +52,15 @@ class Network:
             "-".join(map(str, self.layers)), f"batch {self.batch}",
             str(conditions.get("loss", "")), str(conditions.get("optimizer", ""))])
 
-    def of(self, systems: Sequence[str], precisions: Sequence[str]) -> list[Entry]:
-        """The right programs of some systems in some precisions."""
-        return [e for e in self.entries if system(e) in systems and e.precision in precisions
-                and is_measured(e)]
+    @cached_property
+    def ranked(self) -> list[Entry]:
+        """The right programs, the fastest first."""
+        return sorted(filter(is_measured, self.entries), key=lambda e: median(time_of(e)))
 
     def best(self, systems: Sequence[str], precisions: Sequence[str]) -> Entry | None:
-        """The fastest of those."""
-        return min(self.of(systems, precisions), key=lambda e: median(time_of(e)), default=None)
+        """The fastest right program of some systems in some precisions."""
+        return next((e for e in self.ranked
+                     if system(e) in systems and e.precision in precisions), None)
 
     def is_compared(self, systems: Sequence[str], precisions: Sequence[str]) -> bool:
         """Whether every one of some systems was asked for one of some precisions. A system that

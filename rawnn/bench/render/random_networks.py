@@ -94,7 +94,10 @@ def pair(network: Network, name: str,
 
 def speedup(network: Network, name: str, peers: Sequence[str] = ()) -> float | None:
     """The peer's time over ours in a class of precisions; None where either is missing."""
-    mine, other = pair(network, name, peers)
+    return _ratio(*pair(network, name, peers))
+
+
+def _ratio(mine: Entry | None, other: Entry | None) -> float | None:
     return median(time_of(other)) / median(time_of(mine)) if mine and other else None
 
 
@@ -103,7 +106,7 @@ def losses(found: Sequence[Network]) -> Iterator[tuple[float, Network, str, Entr
     for network in found:
         for name in CLASSES:
             mine, other = pair(network, name)
-            ratio = speedup(network, name)
+            ratio = _ratio(mine, other)
             if mine and other and ratio is not None and ratio < 1:
                 yield ratio, network, name, mine, other
 
@@ -113,7 +116,8 @@ def summarized(found: Sequence[Network], name: str, against: str,
     """A class of precisions against some peers."""
     speedups, failures, missing = [], 0, 0
     for network in found:
-        value, (mine, other) = speedup(network, name, peers), pair(network, name, peers)
+        mine, other = pair(network, name, peers)
+        value = _ratio(mine, other)
         failures += mine is None
         missing += mine is not None and other is None \
             and network.is_compared(peers, CLASSES[name][1])
