@@ -90,7 +90,7 @@ class Launch:
                  scale: tuple[float, float] = (64.0, 0.0), left: int = 0, turns: int = 1,
                  exchange: str = DSMEM, turning: bool = False,
                  room: int = HOPPER.shared, whole_epoch: bool = False,
-                 resident: int = 0) -> None:
+                 resident: int = 0, threads: int = 256) -> None:
         keywords = dict(VARIETY[name.removesuffix(STATE_FAR)])
         network = Network(keywords.pop("layers", (21, 26, 9, 7)), **keywords.pop("network", {}))
         batch = keywords.pop("batch", 11)
@@ -102,7 +102,7 @@ class Launch:
         if not types:
             self.plan: Plan = rewrite(plan, ranks, groups)
         else:
-            d = Sharding(problem_of(plan), ranks, groups, 256, types, turns, exchange,
+            d = Sharding(problem_of(plan), ranks, groups, threads, types, turns, exchange,
                          resident=resident)
             room = 0 if name.endswith(STATE_FAR) else room
             self.plan = as_one_op(plan, Choice(layout_of(d, room), 0.0))
@@ -574,6 +574,14 @@ def test_blocks_without_features_are_waited_for_through_l2(tmp_path: Path) -> No
     launch.impl = replace(launch.impl, code=CudaText(text))
     with pytest.raises(EmulatorError, match="found with a mark"):
         check(launch, tmp_path, 0)
+
+
+def test_more_blocks_have_no_features_than_a_block_has_threads(tmp_path: Path) -> None:
+    """A block sends a flag to each, of which there are more than it has threads."""
+    launch = Launch("softmax, SGD", 44, 1, "FGGS", exchange=L2, threads=32)
+    idle = 44 - launch.sharding.problem.layers[2]
+    assert idle > launch.sharding.threads
+    check(launch, tmp_path, 1)
 
 
 FAR_STEPS = [

@@ -70,7 +70,12 @@ template <typename E, typename T>
 __device__ __forceinline__ void send_flags(const T& transport, int own) {
   constexpr int first = T::Shape::kTpSize - E::kIdle;
   if constexpr (E::kKind == kReduceScatter) {
-    if (thread_index() < E::kIdle) transport.template send_flag<E>(first + thread_index(), 0.0f);
+    constexpr int threads = T::Shape::kThreads;
+#pragma unroll 1
+    for (int i = thread_index(); i < E::kIdle; i += threads) {
+      transport.template send_flag<E>(first + i, 0.0f);
+      if constexpr (E::kIdle <= threads) break;
+    }
   } else {
     if (own == 0) transport.template publish_flag<E>(transport.rank - first, 0.0f);
   }
