@@ -1,5 +1,9 @@
 """Kernels that do for each of many networks what another kernel does for one: its text, with a
-wrapper that moves pointers to the member of blockIdx.z, which no kernel uses."""
+wrapper that moves pointers to the member of blockIdx.z, which no kernel uses.
+
+GEMMs of tensor cores read rows of a shared matrix by the member's list of them (IndexedRows of
+gemm/mma_copy.cuh).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from rawnn.common.cuda_text import CudaText
 from rawnn.plan.op import Op
-from rawnn.plan.ops.each_member import FOLD, KIND, OWN, SHARED
+from rawnn.plan.ops.each_member import FOLD, INDEXED, KIND, OWN, SHARED
 from rawnn.plan.ops.members import FOLD_WORD, SETTINGS_WORD
 from rawnn.plan.plan import Plan
 from rawnn.plan.tensor import Tensor
@@ -64,6 +68,8 @@ def elements_of(tensor: Tensor) -> int:
     return -(-tensor.shape[0] // row) * row
 
 
+INDEXED_ROWS = "IndexedRows"
+"""What a GEMM's operand is in mma_copy.cuh whose rows a list names."""
 FLAT = ("clock", "rates", "loss_scale", "overflow")
 """Vectors of members that lie one behind the other."""
 
@@ -91,10 +97,13 @@ def _text(op: Op, base: KernelImpl, name: str) -> tuple[str, str]:
     expression = base.expression(single, plan)
     text = _base_text(base.source, expression)
     signature = _signature(text, expression)
+    indexed = _indexed(op)
     names = {p.name for p in signature.parameters}
+    listed = [word for word in _INDEX_PARAMETERS if indexed
+              and word.rpartition(" ")[2] not in names]
     pitches = [f"int ld{role}" for role in _rows(op) if f"ld{role}" not in names]
     head = ["const int* active", "const int* members", "int ldmembers", "int launched",
-            "int networks", *map(_declared, signature.parameters), *pitches]
+            "int networks", *map(_declared, signature.parameters), *pitches, *listed]
     scalars = base.scalars(single, plan)
     _, (x, y, z) = base.geometry(scalars)
     bounds = "GEMM_BOUNDS" if "GEMM_BOUNDS" in text else f"__launch_bounds__({x * y * z})"
@@ -102,13 +111,15 @@ def _text(op: Op, base: KernelImpl, name: str) -> tuple[str, str]:
                        for number, kind, value in _numbers(text, expression)) \
         if bounds == "GEMM_BOUNDS" else ""
     declaration = f'extern "C" __global__ void {bounds} {name}({", ".join(head)})'
-    called = ", ".join(_argument(op, p) for p in signature.parameters)
+    called = ", ".join(f"&indexed_{p.name}" if p.pointer and p.name in indexed else _argument(op, p)
+                       for p in signature.parameters)
+    instance, rows_of = _with_indexed_rows(op, text, expression)
     body = f"""\
 {template}{declaration} {{
   const int member = active[blockIdx.z];
   if (member < 0) return;
   [[maybe_unused]] const int* const words = members + static_cast<long long>(member) * ldmembers;
-  {expression}({called});
+{rows_of}  {instance}({called});
 }}
 """
     functions = DEVICE_FUNCTIONS.replace("{kernel}", base.name).replace("{text}", text)
@@ -117,13 +128,48 @@ def _text(op: Op, base: KernelImpl, name: str) -> tuple[str, str]:
 
 def _numbers(text: str, expression: str) -> list[tuple[str, str, str]]:
     """(name, type, value) of the numbers among an instance's template arguments."""
-    from rawnn.cuda.compiling.signature import find_kernel, known_name, parse_kernels
-
-    kernels = parse_kernels(text)
-    template = kernels[known_name(kernels, expression)].template_parameters
-    values = find_kernel(kernels, expression).arguments
+    template = _template(text, expression).template_parameters
+    values = _signature(text, expression).arguments
     return [(p.name, p.kind, value) for p, value in zip(template, values, strict=True)
             if p.kind != "typename"]
+
+
+_INDEX_PARAMETERS = ("const int* order", "int ldorder", "const int* cursor", "int offset",
+                     "int stride")
+
+
+def _indexed(op: Op) -> list[str]:
+    """The operands that are rows of a shared matrix."""
+    return [role for role, stack in op.attributes["stacks"].items() if stack == INDEXED]
+
+
+def _with_indexed_rows(op: Op, text: str, expression: str) -> tuple[str, str]:
+    """The instance that takes IndexedRows for the operands that are rows of a shared matrix, and
+    the text that declares these."""
+    from rawnn.cuda.compiling.c_text import split_expression
+
+    indexed = _indexed(op)
+    if not indexed:
+        return expression, ""
+    name, arguments = split_expression(expression)
+    kernel = _template(text, expression)
+    types = {p.name: p.ctype for p in kernel.parameters}
+    declared = ["  const int* const list = order + static_cast<long long>(member) * ldorder +",
+                "      static_cast<long long>(current_step(cursor, offset)) * stride;"]
+    given = list(arguments)
+    for role in indexed:
+        place = kernel.template.index(types[role])
+        given[place] = f"{INDEXED_ROWS}<{arguments[place]}>"
+        declared.append(f"  const {given[place]} indexed_{role}{{{role}, list}};")
+    return f"{name}<{','.join(given)}>", "".join(f"{line}\n" for line in declared)
+
+
+def _template(text: str, expression: str) -> KernelSignature:
+    """The kernel that an expression is an instance of, with its template parameters."""
+    from rawnn.cuda.compiling.signature import known_name, parse_kernels
+
+    kernels = parse_kernels(text)
+    return kernels[known_name(kernels, expression)]
 
 
 def _rows(op: Op) -> list[str]:
@@ -131,7 +177,7 @@ def _rows(op: Op) -> list[str]:
     single: Op = op.attributes["single"]
     plan: Plan = op.attributes["plan"]
     return [role for role, stack in op.attributes["stacks"].items()
-            if stack != SHARED and len(plan[single.operands[role]].shape) == 1
+            if stack not in (SHARED, INDEXED) and len(plan[single.operands[role]].shape) == 1
             and plan[single.operands[role]].name not in FLAT]
 
 
@@ -161,11 +207,13 @@ def _shapes(op: Op) -> dict[str, Shape]:
     found: dict[str, Shape] = {"active": ("launched",), "members": ("networks", "ldmembers")}
     for role, name in single.operands.items():
         stack, shape = op.attributes["stacks"][role], plan[name].shape
-        times = {OWN: "networks*", FOLD: f"{op.attributes['folds']}*", SHARED: ""}[stack]
+        times = {OWN: "networks*", FOLD: f"{op.attributes['folds']}*"}.get(stack, "")
         rows = times.removesuffix("*")
         found[role] = (f"{times}{shape[0]}", *map(str, shape[1:])) \
-            if stack == SHARED or len(shape) > 1 or plan[name].name in FLAT \
+            if not times or len(shape) > 1 or plan[name].name in FLAT \
             else (rows, str(shape[0]))
+    if _indexed(op):
+        found |= {"order": ("networks", str(plan["order"].shape[0])), "cursor": ("1",)}
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -22,15 +23,24 @@ def upload(t: SimpleNamespace, a: Attributes) -> None:
 @define("gather",
         reads=("images", "labels", "targets", "order", "mean", "inverse_std", "cursor"),
         writes=("x", "y", "t"),
-        optional=("labels", "targets", "order", "mean", "inverse_std", "y", "t"))
+        optional=("images", "labels", "targets", "order", "mean", "inverse_std", "x", "y", "t"))
 def gather(t: SimpleNamespace, a: Attributes) -> None:
-    """x = (images * scale - mean) * inverse_std for one batch of the data set; y, t its answers."""
-    window = batch_rows(t, a, len(t.x))
+    """x = (images * scale - mean) * inverse_std for one batch of the data set; y, t its answers.
+
+    Without `images` and x it brings answers alone.
+    """
+    batch = next(len(getattr(t, role)) for role in ("x", "y", "t") if hasattr(t, role))
+    window = batch_rows(t, a, batch)
+    if hasattr(t, "x"):
+        _inputs(t, a, window)
+    _answers(t, window)
+
+
+def _inputs(t: SimpleNamespace, a: Attributes, window: Any) -> None:
     x = np.multiply(t.images[window], t.x.dtype.type(a["scale"]), dtype=t.x.dtype)
     if hasattr(t, "mean"):
         x = (x - t.mean) * t.inverse_std
     t.x[...] = x
-    _answers(t, window)
 
 
 def _answers(t: SimpleNamespace, window: object) -> None:

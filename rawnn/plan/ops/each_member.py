@@ -2,9 +2,11 @@
 
 The attribute `single` is the op of one network, of the plan `plan`. Operands have its roles;
 `stacks` says of each whose part a member uses: its OWN part of a stack of all members' tensors,
-that of its FOLD, or what is SHARED. `active` lists the members of a launch, `launched` of them, -1
-for none. `setting_places` has the optimizer's settings that come from a member's row of `members`,
-each with its place among those of a row. `folds` is the number of lists of rows.
+that of its FOLD, what is SHARED, or the INDEXED rows of a shared matrix. The member's part of
+`order` names these: `batch` of them from step * `stride` on, where step is `cursor` + `offset`.
+`active` lists the members of a launch, `launched` of them, -1 for none. `setting_places` has the
+optimizer's settings that come from a member's row of `members`, each with its place among those of
+a row. `folds` is the number of lists of rows.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from rawnn.plan.op import OPS, Attributes, Op, OpSpec
-from rawnn.plan.ops.common import Array
+from rawnn.plan.ops.common import Array, batch_rows
 from rawnn.plan.ops.members import MemberWords, active_members
 
 if TYPE_CHECKING:
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
     from rawnn.plan.tensor import Tensor
 
 KIND = "each_member"
-OWN, FOLD, SHARED = "own", "fold", "shared"
+OWN, FOLD, SHARED, INDEXED = "own", "fold", "shared", "indexed"
+INDEXED_BY = ("order", "cursor")
+"""Operands that say which rows of a shared matrix are a member's at a step."""
 
 
 def each_member(op: Op, plan: Plan, operands: Mapping[str, str], stacks: Mapping[str, str],
@@ -32,7 +36,8 @@ def each_member(op: Op, plan: Plan, operands: Mapping[str, str], stacks: Mapping
     `setting_names` are all settings that a row of `members` has, in its order."""
     places = {name: place for place, name in enumerate(setting_names) if name in op.attributes} \
         if "w" in op.spec.writes else {}
-    return Op(KIND, op.name, {**operands, "active": "active", "members": "members"}, {
+    indexed = {} if INDEXED not in stacks.values() else {role: role for role in INDEXED_BY}
+    return Op(KIND, op.name, {**operands, **indexed, "active": "active", "members": "members"}, {
         **op.attributes, "single": op, "plan": plan, "stacks": stacks, "networks": networks,
         "launched": networks, "setting_places": places}, KIND)
 
@@ -47,12 +52,20 @@ def part_of(array: Array, tensor: Tensor, number: int) -> Array:
     return part
 
 
+def _indices(t: SimpleNamespace, a: Attributes, member: int, rows: int) -> Array:
+    """The rows of a shared matrix that are a member's at the op's step."""
+    own = SimpleNamespace(cursor=t.cursor, order=t.order[member])
+    found: Array = batch_rows(own, a, rows)
+    return found
+
+
 def _spec(op: Op) -> OpSpec:
     if "single" not in op.attributes:
         return OPS[KIND]
     single: Op = op.attributes["single"]
     plan: Plan = op.attributes["plan"]
     spec, stacks = single.spec, op.attributes["stacks"]
+    indexed = INDEXED_BY if INDEXED in stacks.values() else ()
     absent = {*spec.reads, *spec.writes} - set(single.operands)
 
     def reference(t: SimpleNamespace, a: Attributes) -> None:
@@ -61,10 +74,12 @@ def _spec(op: Op) -> OpSpec:
         for member in active_members(t, a):
             words = MemberWords(t.members, member)
             numbers = {OWN: member, FOLD: words.fold}
+            rows = _indices(t, a, member, int(op.attributes["batch"])) if indexed else None
             operands: dict[str, Any] = {}
             for role, name in single.operands.items():
                 array = getattr(t, role)
                 operands[role] = array if stacks[role] == SHARED else \
+                    array[rows] if stacks[role] == INDEXED else \
                     part_of(array, plan[name], numbers[stacks[role]])
             settings = words.settings(max(places.values(), default=-1) + 1)
             attributes = {**single.attributes, "stored": stored,
@@ -75,7 +90,8 @@ def _spec(op: Op) -> OpSpec:
                 attributes["offset"] = int(a["offset"])
             spec.reference(SimpleNamespace(**operands), attributes)
 
-    return replace(spec, kind=KIND, reads=(*spec.reads, "active", "members"), reference=reference,
+    reads = tuple(dict.fromkeys((*spec.reads, *indexed, "active", "members")))
+    return replace(spec, kind=KIND, reads=reads, reference=reference,
                    slotted=(), optional=(*spec.optional, *absent), unmeasured="", of=None)
 
 

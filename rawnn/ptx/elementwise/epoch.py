@@ -29,9 +29,11 @@ def _gather(op: Op, plan: Plan) -> list[str]:
 
 
 def _gather_sizes(op: Op, plan: Plan) -> Scalars:
-    batch, features = plan[op.operands["x"]].shape
+    features = plan[op.operands["x"]].shape[1] if "x" in op.operands else 0
+    batch = next(plan[op.operands[r]].shape[0] for r in ("x", "y", "t") if r in op.operands)
     outputs = plan[op.operands["t"]].shape[1] if "t" in op.operands else 0
-    return {"batch": batch, "features": features, "outputs": outputs}
+    found: Scalars = {"batch": batch, "features": features, "outputs": outputs}
+    return found if features else {**found, "itemsize_x": 4}
 
 
 MOST = 768

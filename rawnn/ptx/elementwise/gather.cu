@@ -9,7 +9,7 @@
 // images: TI = unsigned char, float16 or float, row-major, pitch ldimages; x: TX = float, float16,
 // bfloat16 or an 8-bit float, pitch ldx; labels: TL = unsigned char or int; y: dense int32;
 // targets, t: float, pitches ldtargets, ldt; order: int32; mean, inverse_std: float [features].
-// Null pointers: order, labels with y, targets with t, mean, inverse_std.
+// Null pointers: order, labels with y, targets with t, mean, inverse_std; images with x, if features is 0.
 //
 // Used by `preload`, where the data set resides on the GPU.
 // Launch: one dimension, any size (grid-stride); 256 threads a block. A piece is 16 bytes of x or of t

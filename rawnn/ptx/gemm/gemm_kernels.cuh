@@ -12,7 +12,8 @@
 // Template parameters: <LOOP, TA, TB, TC, BIAS, ACTIVATION, SLOPE, TS, SUM, tile>; of the loss <LOOP, TA, TB,
 // TD, TT, BIAS, LOSS, SUM, tile>; of updates <LOOP, TD, TX, TW, TC, BIAS, SUM, tile>. `tile` stands for the
 // parameters of Tile (mma_copy.cuh), SUM for how the main loop accumulates. BIAS: bias is not null. saved
-// (with SLOPE None), pre, overflow, and what updates.cuh calls optional may be null.
+// (with SLOPE None), pre, overflow, and what updates.cuh calls optional may be null. TA, TB, TD and TX may be
+// IndexedRows where the main loop uses tensor cores.
 //
 // LOOP is the main loop, which computes the tile of a block: one each in mma.cu, tiled.cu, wgmma.cu,
 // wgmma_tf32.cu and wgmma_scaled.cu, which include this file. It has

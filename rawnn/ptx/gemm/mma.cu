@@ -27,10 +27,12 @@
 struct Mma {
   // One block's GEMM: from (m0, n0) on, over its part of the inner dimension, then its epilogue. If
   // BIAS, blocks of the first column of tiles also sum the rows of op(a).
-  template <typename TILE, typename SUM, bool DEEP_A, bool DEEP_B, bool BIAS, typename TA,
-            typename TB, typename EPILOGUE>
-  static __device__ __forceinline__ void gemm(const TA* a, int lda, const TB* b, int ldb, int m,
+  template <typename TILE, typename SUM, bool DEEP_A, bool DEEP_B, bool BIAS, typename SA,
+            typename SB, typename EPILOGUE>
+  static __device__ __forceinline__ void gemm(const SA* a, int lda, const SB* b, int ldb, int m,
                                                  int n, int k, EPILOGUE epilogue) {
+    using TA = ElementOf<SA>;
+    using TB = ElementOf<SB>;
     static_assert(sizeof(TA) == sizeof(TB), "both operands have the same size");
     constexpr int kDepth = TILE::kBytes / static_cast<int>(sizeof(TA));
     constexpr int kSteps = TILE::kBytes / 32;
@@ -57,8 +59,8 @@ struct Mma {
     const int begin = share.begin * kDepth;
     using Parts = Sums<TILE, kStages * kTile>;
     Parts().template open<BIAS>(n0 == 0, thread);
-    Loader<PanelA, TILE::kThreads, TILE::kAligned> load_a(a, lda, m0, m, begin, k, thread);
-    Loader<PanelB, TILE::kThreads, TILE::kAligned> load_b(b, ldb, n0, n, begin, k, thread);
+    Loader<PanelA, TILE::kThreads, TILE::kAligned, SA> load_a(a, lda, m0, m, begin, k, thread);
+    Loader<PanelB, TILE::kThreads, TILE::kAligned, SB> load_b(b, ldb, n0, n, begin, k, thread);
     const Fragments<PanelA, true> fragments_a(warp_m * kBlocksM * 16, warp_k * kOwnSteps, lane);
     const Fragments<PanelB, false> fragments_b(warp_n * kBlocksN * 16, warp_k * kOwnSteps, lane);
     const unsigned int shared = ptx::shared_address(dynamic_shared());

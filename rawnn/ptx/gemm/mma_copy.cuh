@@ -10,6 +10,7 @@
 #include "primitives/common.cuh"
 #include "device/copies.cuh"
 #include "device/shared.cuh"
+#include "gemm/indexed_rows.cuh"
 #include "primitives/types.cuh"
 
 constexpr int kChunkBytes = 16;  // bytes of one copy
@@ -145,8 +146,8 @@ __device__ __forceinline__ void copy_part(unsigned int to, const T* from, int co
 // One thread's copies for all stages of an operand's tile. Beyond the end of the inner dimension the
 // tile has zeros. Beyond the operand's own extent its values are undefined: those rows and columns of
 // the result are never stored. If the matrix is ALIGNED, a chunk with at least one element can be read,
-// because rows are padded to 16 bytes.
-template <typename PANEL, int THREADS, bool ALIGNED>
+// because rows are padded to 16 bytes. SOURCE may be IndexedRows.
+template <typename PANEL, int THREADS, bool ALIGNED, typename SOURCE = typename PANEL::Element>
 struct Loader {
   using T = typename PANEL::Element;
   static constexpr int kPerChunk = kChunkBytes / PANEL::kSize;
@@ -155,6 +156,9 @@ struct Loader {
   static constexpr int kRowStep = THREADS / kAcross;  // rows between a thread's copies
   static constexpr int kPasses = (kCopies + THREADS - 1) / THREADS;
   static_assert(THREADS % kAcross == 0, "a pass covers whole rows");
+  // The rows of a wide operand vary from stage to stage: their indices are loaded some stages ahead.
+  static constexpr bool kIndexedInner = Operand<SOURCE>::kIndexed && !PANEL::kDeep;
+  static constexpr int kLead = kIndexedInner ? 2 : 1;
 
   const T* source[kPasses];  // of this thread's copies in the next stage
   long long advance;         // elements from stage to stage
@@ -164,9 +168,14 @@ struct Loader {
   int rows;                  // not ALIGNED, deep: rows of the tile that exist
   int depth;                 // elements of the inner dimension left
   unsigned int to;           // bytes from the tile's start to its first copy
+  // kIndexedInner: the matrix from its first column that is copied, with its pitch; the list from the next
+  // stage on; and the rows of this thread's copies in the next stages.
+  IndexedRows<T> inner_rows;
+  int pitch;
+  int index[kLead][kIndexedInner ? kPasses : 1];
 
   // `first` and `extent` are along the operand's own dimension, `begin` and `end` along the inner.
-  __device__ __forceinline__ Loader(const T* matrix, int ld, int first, int extent, int begin,
+  __device__ __forceinline__ Loader(const SOURCE* matrix, int ld, int first, int extent, int begin,
                                     int end, int thread) {
     const int across = thread % kAcross;
     row = thread / kAcross;
@@ -179,22 +188,40 @@ struct Loader {
       advance = PANEL::kDepth;
 #pragma unroll
       for (int pass = 0; pass < kPasses; ++pass) {
-        const int last = min(first + row + pass * kRowStep, extent - 1);
-        source[pass] = matrix + static_cast<long long>(last) * ld + begin + inner;
+        const int nth = min(first + row + pass * kRowStep, extent - 1);
+        if constexpr (Operand<SOURCE>::kIndexed) {
+          source[pass] =
+              matrix->matrix + static_cast<long long>(matrix->list[nth]) * ld + begin + inner;
+        } else {
+          source[pass] = matrix + static_cast<long long>(nth) * ld + begin + inner;
+        }
       }
     } else {
-      advance = static_cast<long long>(ld) * PANEL::kDepth;
       exist = extent - first - across * kPerChunk;
       const int place = exist > 0 ? first + across * kPerChunk : 0;
+      if constexpr (kIndexedInner) {
+        inner_rows = {matrix->matrix + place, matrix->list + begin};
+        pitch = ld;
 #pragma unroll
-      for (int pass = 0; pass < kPasses; ++pass) {
-        source[pass] = matrix + static_cast<long long>(begin + row + pass * kRowStep) * ld + place;
+        for (int ahead = 0; ahead < kLead; ++ahead) look_up(ahead);
+      } else {
+        advance = static_cast<long long>(ld) * PANEL::kDepth;
+#pragma unroll
+        for (int pass = 0; pass < kPasses; ++pass) {
+          source[pass] = matrix + static_cast<long long>(begin + row + pass * kRowStep) * ld + place;
+        }
       }
     }
   }
 
   // Fills the tile at `tile` with the next stage, which has at least one element.
   __device__ __forceinline__ void load(unsigned int tile) {
+    if constexpr (kIndexedInner) {
+#pragma unroll
+      for (int pass = 0; pass < kPasses; ++pass) {
+        source[pass] = inner_rows.matrix + static_cast<long long>(index[0][pass]) * pitch;
+      }
+    }
     // Few copies are as fast with their number of elements as without.
     if (ALIGNED && kPasses > 2 && depth >= PANEL::kDepth) {
 #pragma unroll
@@ -212,12 +239,30 @@ struct Loader {
         }
       }
     }
+    if constexpr (kIndexedInner) {
 #pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) source[pass] += advance;
+      for (int ahead = 1; ahead < kLead; ++ahead) {
+#pragma unroll
+        for (int pass = 0; pass < kPasses; ++pass) index[ahead - 1][pass] = index[ahead][pass];
+      }
+      inner_rows.list += PANEL::kDepth;
+    } else {
+#pragma unroll
+      for (int pass = 0; pass < kPasses; ++pass) source[pass] += advance;
+    }
     depth -= PANEL::kDepth;
+    if constexpr (kIndexedInner) look_up(kLead - 1);
   }
 
  private:
+  // Loads the rows of a stage behind the next; beyond the end of the list they are its last.
+  __device__ __forceinline__ void look_up(int ahead) {
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const int nth = row + pass * kRowStep + ahead * PANEL::kDepth;
+      index[ahead][pass] = inner_rows.list[min(nth, depth - 1)];
+    }
+  }
   // Elements of a pass's chunk that exist, those beyond the operand's own extent counted as well
   // where they can be read.
   __device__ __forceinline__ int count(int pass) const {

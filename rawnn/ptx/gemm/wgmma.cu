@@ -22,14 +22,16 @@
 
 // A warpgroup's first row of the tile, and its sums: `value` as mma.sync's blocks of 8 columns side by
 // side, `bias` the sums of a's rows.
-template <typename TILE, bool DEEP_A, bool DEEP_B, typename TA, typename TB>
+template <typename TILE, bool DEEP_A, bool DEEP_B, typename SA, typename SB>
 struct Warpgroup {
+  using TA = ElementOf<SA>;
+  using TB = ElementOf<SB>;
   static constexpr int kDepth = TILE::kBytes / static_cast<int>(sizeof(TA));
   static constexpr int kSteps = TILE::kBytes / 32;
   using PanelA = Panel<TA, TILE::kM, DEEP_A, kDepth>;
   using PanelB = Panel<TB, TILE::kN, DEEP_B, kDepth>;
-  using LoaderA = Loader<PanelA, TILE::kThreads, TILE::kAligned>;
-  using LoaderB = Loader<PanelB, TILE::kThreads, TILE::kAligned>;
+  using LoaderA = Loader<PanelA, TILE::kThreads, TILE::kAligned, SA>;
+  using LoaderB = Loader<PanelB, TILE::kThreads, TILE::kAligned, SB>;
   static constexpr int kColumns = TILE::kN;
   static constexpr int kStages = TILE::kStages;
   static constexpr int kAhead = kStages - 2;  // a slot is free once all have waited for its products
@@ -87,11 +89,11 @@ struct Warpgroup {
 };
 
 struct Wgmma {
-  template <typename TILE, typename SUM, bool DEEP_A, bool DEEP_B, bool BIAS, typename TA,
-            typename TB, typename EPILOGUE>
-  static __device__ __forceinline__ void gemm(const TA* a, int lda, const TB* b, int ldb, int m,
+  template <typename TILE, typename SUM, bool DEEP_A, bool DEEP_B, bool BIAS, typename SA,
+            typename SB, typename EPILOGUE>
+  static __device__ __forceinline__ void gemm(const SA* a, int lda, const SB* b, int ldb, int m,
                                                  int n, int k, EPILOGUE epilogue) {
-    using Group = Warpgroup<TILE, DEEP_A, DEEP_B, TA, TB>;
+    using Group = Warpgroup<TILE, DEEP_A, DEEP_B, SA, SB>;
     using Parts = Sums<TILE, Group::kOperands>;
     const int thread = static_cast<int>(threadIdx.x);
     const int lane = thread % 32;
@@ -130,7 +132,7 @@ struct Wgmma {
     if (biased) {
       if (thread < 64) {
         reinterpret_cast<unsigned int*>(dynamic_shared() + Group::kStages * Group::kTile)[thread] =
-            ones<TB>();
+            ones<ElementOf<SB>>();
       }
       group.template run<BIAS>(load_a, load_b, shared, stages);
     } else {

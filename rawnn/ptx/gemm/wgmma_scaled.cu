@@ -28,9 +28,10 @@
 #error "wgmma_scaled.cu needs the instructions of one architecture: compile it for sm_90a"
 #endif
 
-template <typename TILE, typename SUM, bool DEEP_A, bool DEEP_B, bool BIAS, typename EPILOGUE>
-__device__ __forceinline__ void block_gemm(const float* a, int lda, const float* b, int ldb,
-                                              int m, int n, int k, EPILOGUE epilogue) {
+template <typename TILE, typename SUM, bool DEEP_A, bool DEEP_B, bool BIAS, typename SA,
+          typename SB, typename EPILOGUE>
+__device__ __forceinline__ void block_gemm(const SA* a, int lda, const SB* b, int ldb, int m,
+                                              int n, int k, EPILOGUE epilogue) {
   constexpr int kColumns = TILE::kN;
   constexpr int kStages = TILE::kStages;
   constexpr int kThreads = TILE::kThreads;
@@ -60,8 +61,8 @@ __device__ __forceinline__ void block_gemm(const float* a, int lda, const float*
   const Share<TILE> share((k + kStageDepth - 1) / kStageDepth);
   const int stages = share.stages;
   const int begin = share.begin * kStageDepth;
-  Loader<PanelA, kThreads, TILE::kAligned> load_a(a, lda, m0, m, begin, k, thread);
-  Loader<PanelB, kThreads, TILE::kAligned> load_b(b, ldb, n0, n, begin, k, thread);
+  Loader<PanelA, kThreads, TILE::kAligned, SA> load_a(a, lda, m0, m, begin, k, thread);
+  Loader<PanelB, kThreads, TILE::kAligned, SB> load_b(b, ldb, n0, n, begin, k, thread);
   First rows(warp * 16, lane);
   const unsigned int shared = ptx::shared_address(dynamic_shared());
   const unsigned int prepared = shared + kStages * kTile;
@@ -205,9 +206,10 @@ __device__ __forceinline__ void block_gemm(const float* a, int lda, const float*
 }
 
 struct WgmmaScaled {
-  template <typename TILE, typename SUM, bool DEEP_A, bool DEEP_B, bool BIAS, typename EPILOGUE>
-  static __device__ __forceinline__ void gemm(const float* a, int lda, const float* b, int ldb,
-                                                 int m, int n, int k, EPILOGUE epilogue) {
+  template <typename TILE, typename SUM, bool DEEP_A, bool DEEP_B, bool BIAS, typename SA,
+            typename SB, typename EPILOGUE>
+  static __device__ __forceinline__ void gemm(const SA* a, int lda, const SB* b, int ldb, int m,
+                                                 int n, int k, EPILOGUE epilogue) {
     block_gemm<TILE, SUM, DEEP_A, DEEP_B, BIAS>(a, lda, b, ldb, m, n, k, epilogue);
   }
 };

@@ -111,8 +111,8 @@ __device__ __forceinline__ void prepare(unsigned int raw, unsigned int ready, in
 // One block's GEMM. `left` is read from registers and is op(a), or with SWAPPED op(b)^T; `right` is read
 // from shared memory. DEEP_L and DEEP_R say that they are contiguous along the inner dimension.
 template <typename TILE, typename SUM, bool DEEP_L, bool DEEP_R, bool SWAPPED, bool BIAS,
-          typename EPILOGUE>
-__device__ __forceinline__ void block_gemm(const float* left, int ldleft, const float* right,
+          typename SL, typename SR, typename EPILOGUE>
+__device__ __forceinline__ void block_gemm(const SL* left, int ldleft, const SR* right,
                                               int ldright, int m, int n, int k,
                                               EPILOGUE epilogue) {
   constexpr bool kThree = Same<SUM, tf32x3>::kValue;
@@ -147,10 +147,10 @@ __device__ __forceinline__ void block_gemm(const float* left, int ldleft, const 
   const int member = thread % kCopiers;
   const bool copies = !kRoles || thread < kCopiers;
   const bool prepares = !kRoles || thread >= kCopiers;
-  Loader<PanelL, kCopiers, TILE::kAligned> load_left(left, ldleft, SWAPPED ? n0 : m0,
-                                                     SWAPPED ? n : m, begin, k, member);
-  Loader<PanelR, kCopiers, TILE::kAligned> load_right(right, ldright, SWAPPED ? m0 : n0,
-                                                      SWAPPED ? m : n, begin, k, member);
+  Loader<PanelL, kCopiers, TILE::kAligned, SL> load_left(left, ldleft, SWAPPED ? n0 : m0,
+                                                         SWAPPED ? n : m, begin, k, member);
+  Loader<PanelR, kCopiers, TILE::kAligned, SR> load_right(right, ldright, SWAPPED ? m0 : n0,
+                                                          SWAPPED ? m : n, begin, k, member);
   const Rows<PanelL> fragments(warp * 16, lane);
   const unsigned int shared = ptx::shared_address(dynamic_shared());
   const unsigned int prepared = shared + kStages * kTile;
@@ -282,9 +282,10 @@ __device__ __forceinline__ void block_gemm(const float* left, int ldleft, const 
 }
 
 struct WgmmaTf32 {
-  template <typename TILE, typename SUM, bool DEEP_A, bool DEEP_B, bool BIAS, typename EPILOGUE>
-  static __device__ __forceinline__ void gemm(const float* a, int lda, const float* b, int ldb,
-                                                 int m, int n, int k, EPILOGUE epilogue) {
+  template <typename TILE, typename SUM, bool DEEP_A, bool DEEP_B, bool BIAS, typename SA,
+            typename SB, typename EPILOGUE>
+  static __device__ __forceinline__ void gemm(const SA* a, int lda, const SB* b, int ldb, int m,
+                                                 int n, int k, EPILOGUE epilogue) {
     if constexpr (DEEP_A && !DEEP_B) {
       block_gemm<TILE, SUM, false, true, true, BIAS>(b, ldb, a, lda, m, n, k, epilogue);
     } else {
