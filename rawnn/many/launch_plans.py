@@ -17,15 +17,17 @@ from numpy.typing import NDArray
 from rawnn.common.target import Machine, Target
 from rawnn.engine.runners.plan_data import data_spec_of
 from rawnn.graphs.unrolling import GraphPlan
+from rawnn.many.indexed_inputs import with_indexed_inputs
 from rawnn.many.member_plans import OF_DATA, TEST, PlanBuilder, table_of
 from rawnn.many.members import Group
 from rawnn.opts.launch_sharding import LAUNCH_TOGGLES
 from rawnn.persistent.problem import NOT_SETTINGS, Unsupported
 from rawnn.plan.build import CLOCK
+from rawnn.plan.epoch_plans import rounded
 from rawnn.plan.merging import DEFERRED
 from rawnn.plan.op import Op
 from rawnn.plan.op_flops import operations
-from rawnn.plan.ops.each_member import FOLD, OWN, SHARED, each_member
+from rawnn.plan.ops.each_member import FOLD, INDEXED, OWN, SHARED, each_member
 from rawnn.plan.ops.members import SCORES
 from rawnn.plan.plan import Plan, advance
 from rawnn.plan.tensor import Role, Tensor
@@ -121,6 +123,11 @@ class _LaunchBuilder(PlanBuilder):
     def _rounded(self, plan: Plan) -> Plan:
         return plan
 
+    def _step(self, *, rest: bool = False, examples: int = 0) -> Plan:
+        step = super()._step(rest=rest, examples=examples)
+        return step if self.inputs_differ else with_indexed_inputs(
+            step, len(self.dataset.train_images), len(self.group), self.recipe.batch)
+
     def plans(self) -> LaunchPlans:
         group, recipe = self.group, self.recipe
         if len(group) > MOST_MEMBERS:
@@ -155,7 +162,8 @@ class _LaunchBuilder(PlanBuilder):
         scores = [self._means(f"{TEST}loss", "validation_loss", whole=chunks, batch=chunk,
                               partial=partial_chunk, answers=answers)]
         return LaunchPlans(
-            start=self._plan("start", self._initial(step.tensors.values())),
+            start=self._plan("start", [*self._initial(step.tensors.values()),
+                                       *self._copied_inputs(step)]),
             refresh=self._plan("refresh", self._copied(step)),
             begin=self._plan("begin", self._begin()), end=self._plan("end", end),
             scores=self._plan("scores", scores), training=training, evaluation=evaluation,
@@ -192,6 +200,8 @@ class _LaunchBuilder(PlanBuilder):
                    if t.role is not Role.HOST}
         ops = tuple(self._each(op, plan, names) for op in plan.ops)
         used = {name for op in ops for name in op.tensors}
+        used |= {tensors[name].source for name in used if name in tensors
+                 and tensors[name].role is Role.ROUNDED}
         return replace(plan, ops=ops, tensors={
             n: t for n, t in {**tensors, **self._listed()}.items() if n in used}).check()
 
@@ -205,6 +215,8 @@ class _LaunchBuilder(PlanBuilder):
 
     def _kind_of(self, tensor: Tensor) -> str:
         """Whose parts a tensor has."""
+        if tensor.role is Role.ROUNDED:
+            return INDEXED
         if tensor.role is Role.CURSOR:
             return SHARED
         if tensor.role is not Role.DATA:
@@ -216,11 +228,11 @@ class _LaunchBuilder(PlanBuilder):
     def _member_stack(self, tensor: Tensor, names: Mapping[str, str]) -> Tensor:
         """What all members have in place of a tensor of one, whose new name is in `names`."""
         kind, name = self._kind_of(tensor), names[tensor.name]
-        times = {OWN: len(self.group), FOLD: self.folds, SHARED: 1}[kind]
+        times = {OWN: len(self.group), FOLD: self.folds, SHARED: 1, INDEXED: 1}[kind]
         source = names.get(tensor.source, "")
         if tensor.name in OF_DATA:
             tensor = replace(tensor, symbol=tensor.symbol or tensor.name)
-        if kind == SHARED:
+        if kind in (SHARED, INDEXED):
             return replace(tensor, name=name, source=source)
         if len(tensor.shape) > 1:
             return replace(tensor, name=name, shape=(times * tensor.shape[0], *tensor.shape[1:]),
@@ -269,6 +281,11 @@ class _LaunchBuilder(PlanBuilder):
                 {"launched": networks, "networks": networks, "folds": self.folds,
                  "count": self.group.examples, "shuffled": self.shuffled}))
         return ops
+
+    def _copied_inputs(self, step: Plan) -> list[Op]:
+        """What copies the inputs as GEMMs read them, if they read rows of such a copy."""
+        return [rounded(t, replace(step, tensors=self.tensors)) for t in step.tensors.values()
+                if t.role is Role.ROUNDED]
 
     def _copied(self, step: Plan) -> list[Op]:
         return [self._each(Op("cast", f"{t.name}.cast", {"source": t.source, "copy": t.name},

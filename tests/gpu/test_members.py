@@ -11,9 +11,12 @@ import pytest
 from rawnn.cuda.device import Device
 from rawnn.engine.machine import Opened
 from rawnn.engine.training import Session
+from rawnn.many import indexed_inputs
+from rawnn.many.launch_plans import launch_plans
 from rawnn.many.launches import kind_of
 from rawnn.many.members import Group
 from rawnn.opts.registry import TOGGLES, Machine
+from rawnn.plan.tensor import Role
 from tests.many.test_gpu_members import folded, group_of, uneven
 
 pytestmark = pytest.mark.gpu
@@ -86,6 +89,18 @@ def test_the_number_of_members_changes_nothing(opened: Opened, count: int) -> No
 def test_members_of_launches_are_single_runs(opened: Opened, options: dict[str, Any]) -> None:
     check(opened, group_of(5, 300, **options), "launches")
     check(opened, folded(4, **{**options, "batch": 8}), "launches")
+
+
+@pytest.mark.parametrize("options", [
+    {"opt": "tf32"}, {}, {"opt": "bf16", "loss": "mse"}, {"optimizer": "adam", "opt": "fp16"}],
+    ids=str)
+def test_members_that_read_rows_by_index_are_single_runs(
+        opened: Opened, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(indexed_inputs, "LEAST_BYTES", 0)
+    group = group_of(5, 300, layers=(784, 128, 10), batch=128, **options)
+    plans = launch_plans(group, opened.machine, "", 1)
+    assert any(t.role is Role.ROUNDED for t in plans.start.tensors.values())
+    check(opened, group, "launches")
 
 
 def test_lists_of_different_lengths(opened: Opened) -> None:

@@ -3,7 +3,9 @@ member's part is bit for bit what the kernel of one network makes of it, and no 
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,13 +15,14 @@ from rawnn.common import random
 from rawnn.common.dtypes import numpy_dtype
 from rawnn.cuda.compiling import resources
 from rawnn.cuda.compiling.compile import compile_source
+from rawnn.many import indexed_inputs
 from rawnn.many.launch_plans import LaunchPlans, launch_plans
 from rawnn.many.members import Group
 from rawnn.plan.op import Op
-from rawnn.plan.ops.each_member import FOLD, KIND, SHARED, part_of
+from rawnn.plan.ops.each_member import FOLD, INDEXED, KIND, SHARED, part_of
 from rawnn.plan.plan import Plan
 from rawnn.plan.tensor import Tensor
-from rawnn.ptx import each_member
+from rawnn.ptx import SOURCES, each_member
 from rawnn.ptx.kernels import kernel_for
 from tests import requires
 from tests.engine import CAPABLE
@@ -30,6 +33,8 @@ from tests.slices import sliced
 
 pytestmark = requires.GXX
 ACTIVE = np.array([2, -1, 0, -1], np.int32)
+STEP = 1
+"""Of the batches that are read by index."""
 SPILLED = 16
 """Bytes that a thread spills at most: of exact float32 by wgmma."""
 
@@ -55,14 +60,16 @@ def arrays_of(group: Group, plans: LaunchPlans, plan: Plan) -> dict[str, np.ndar
     return found
 
 
-def called(op: Op, plan: Plan, folder: Path, arrays: dict[str, np.ndarray]) -> None:
+def called(op: Op, plan: Plan, folder: Path, arrays: dict[str, np.ndarray],
+           sources: Path = SOURCES) -> None:
     """Launch an op's kernel on arrays by their roles."""
     impl = kernel_for(op)
     numbers = {**impl.scalars(op, plan), "offset": 0, "launched": len(ACTIVE)}
     expression = impl.expression(op, plan)
     if impl.code is not None:
         (folder / impl.source).write_text(impl.code.text)
-    library = Kernels((impl.source,), (expression,), folders=(folder,), flags=FLAGS).build()
+    library = Kernels((impl.source,), (expression,), sources=sources, folders=(folder,),
+                      flags=FLAGS).build()
     wanted = {p.name for p in signature_of(library.kernels, expression).parameters if p.number}
     grid, block = impl.geometry(numbers)
     library.call(expression, grid, block, shared=impl.shared(numbers),
@@ -112,6 +119,97 @@ def test_each_member_has_its_own(options: dict[str, Any], tmp_path: Path) -> Non
                     found = part(arrays[op.operands[role]], single_plan[name], stack, member, fold)
                     assert found.tobytes() == own[role].tobytes(), (op.name, role, member)
     assert len(checked) >= 5
+
+
+def by_index(op: Op, plan: Plan, before: dict[str, np.ndarray], folder: Path,
+             sources: Path = SOURCES) -> bool:
+    """Whether the kernel of an op that reads rows of shared inputs by the members' orders makes of
+    them what the kernel of one network makes of the rows gathered; writes into no array."""
+    arrays = {name: array.copy() for name, array in before.items()}
+    called(op, plan, folder, {r: arrays[n] for r, n in op.operands.items()}, sources)
+    single, single_plan = op.attributes["single"], op.attributes["plan"]
+    stacks, alike = op.attributes["stacks"], True
+    rows, first = op.attributes["batch"], STEP * op.attributes["stride"]
+    for member in range(len(before["members"])):
+        own = {role: before[op.operands[role]][before["order"][member][first:first + rows]]
+               if stacks[role] == INDEXED else
+               part(before[op.operands[role]], single_plan[name], stacks[role], member, 0)
+               for role, name in single.operands.items()}
+        if member in ACTIVE:
+            called(single, single_plan, folder, own)
+        for role, name in single.operands.items():
+            if stacks[role] != INDEXED:
+                found = part(arrays[op.operands[role]], single_plan[name], stacks[role], member, 0)
+                alike = alike and found.tobytes() == own[role].tobytes()
+    return alike
+
+
+def indexed_ops(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> \
+        list[tuple[Op, Plan, dict[str, np.ndarray]]]:
+    """The ops of a step of four members that read inputs by index, with their plan and arrays."""
+    monkeypatch.setattr(indexed_inputs, "LEAST_BYTES", 0)
+    group = group_of(4, **options)
+    plans = launch_plans(group, CAPABLE, "", 1)
+    found = []
+    for plan in (plans.training.whole, plans.training.partial):
+        arrays = arrays_of(group, plans, plan) if plan.ops else {}
+        if "cursor" in arrays:
+            arrays["cursor"][...] = STEP
+        found += [(op, plan, arrays) for op in plan.ops
+                  if INDEXED in op.attributes["stacks"].values()]
+    return found
+
+
+@pytest.mark.parametrize(("options", "loops"), [
+    ({"layers": (13, 9, 4), "rows": 27}, {"Mma"}),
+    ({"layers": (96, 128, 4), "batch": 128, "rows": 300, "optimizer": "adam"},
+     {"Mma", "WgmmaTf32", "WgmmaScaled"}),
+    ({"layers": (300, 128, 10), "batch": 128, "rows": 256, "opt": "fp16"}, {"Mma", "Wgmma"})],
+    ids=["float32", "float32 by wgmma", "float16"])
+def test_products_read_rows_by_index(options: dict[str, Any], loops: set[str], tmp_path: Path,
+                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = set()
+    for op, plan, arrays in indexed_ops(options, monkeypatch):
+        single = op.attributes["single"]
+        expression = kernel_for(single).expression(single, op.attributes["plan"])
+        seen.add(expression.partition("<")[2].partition(",")[0])
+        assert by_index(op, plan, arrays, tmp_path), expression
+    assert seen == loops
+
+
+def test_a_product_by_index_is_numpys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for op, plan, before in indexed_ops({"layers": (13, 9, 4), "rows": 27}, monkeypatch):
+        arrays = {name: array.copy() for name, array in before.items()}
+        called(op, plan, tmp_path, {r: arrays[n] for r, n in op.operands.items()})
+        wanted = {name: array.astype(np.float64) if array.dtype == np.float32 else array.copy()
+                  for name, array in before.items()}
+        views = {role: wanted[name][..., :plan[name].shape[-1]] if len(plan[name].shape) > 1
+                 else wanted[name] for role, name in op.operands.items()}
+        op.spec.reference(SimpleNamespace(**views), {**op.attributes, "launched": len(ACTIVE)})
+        for role in op.spec.writes:
+            if role in op.operands:
+                name = op.operands[role]
+                np.testing.assert_allclose(arrays[name], wanted[name], rtol=2e-6, atol=5e-7,
+                                           err_msg=name)
+
+
+@pytest.mark.parametrize(("right", "wrong"), [
+    ("matrix->list[nth]", "nth"), ("inner_rows.list[min(nth, depth - 1)]", "min(nth, depth - 1)"),
+    ("ahead * PANEL::kDepth", "0 * ahead"), ("inner_rows.list += PANEL::kDepth;", ";"),
+    ("{matrix->matrix + place, matrix->list + begin}", "{matrix->matrix, matrix->list + begin}"),
+    ("index[ahead - 1][pass] = index[ahead][pass]", ";")])
+def test_wrong_rows_are_noticed(right: str, wrong: str, tmp_path: Path,
+                                monkeypatch: pytest.MonkeyPatch) -> None:
+    """Faults in how a loader finds rows, planted one at a time."""
+    sources = tmp_path / "sources"
+    shutil.copytree(SOURCES, sources)
+    header = sources / "gemm" / "mma_copy.cuh"
+    text = header.read_text()
+    assert text.count(right) == 1
+    header.write_text(text.replace(right, wrong))
+    options = {"layers": (70, 9, 4), "batch": 100, "rows": 300}
+    ops = [each for each in indexed_ops(options, monkeypatch) if each[1].batch == 100]
+    assert not all(by_index(*each, tmp_path, sources) for each in ops)
 
 
 @pytest.mark.parametrize(("loss", "answer", "pieces"), [("cross_entropy", "y", 1), ("mse", "t", 2)])
