@@ -15,6 +15,7 @@ from rawnn.common.errors import ConfigError, RanksError
 from rawnn.distributed import RankContext, rank_from_environment
 from rawnn.distributed.rank_context import first_node
 from rawnn.distributed.rendezvous import connect_ranks
+from rawnn.engine import parallel
 from rawnn.engine.config import Config
 from rawnn.engine.parallel import join
 from tests.together import all_fine, together
@@ -187,3 +188,14 @@ def test_a_port_that_is_taken_is_said() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(RanksError, match=f"rank 0 cannot listen at 127.0.0.1:{port}"):
             connect_ranks(RankContext(0, 2, 0, 2, "a test", "127.0.0.1", port, 1.0), "")
+
+
+def test_a_rank_of_a_run_joins_with_its_place_its_facts_and_a_guard(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guard ends a process that a lost rank leaves inside a library's call."""
+    monkeypatch.setattr(parallel, "Team", lambda place, facts, guard=False: (place, facts, guard))
+    config = Config(layers=(4, 3, 2), seed=5)
+    assert parallel.join(config, TORCHRUN) == (rank_from_environment(TORCHRUN),
+                                               parallel.facts(config), True)
+    assert parallel.facts(config) != parallel.facts(Config(layers=(4, 3, 2), seed=6))
+    assert parallel.join(config, {}) is None

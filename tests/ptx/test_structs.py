@@ -317,7 +317,8 @@ def test_variables_and_their_bytes() -> None:
     unknown = find_symbol("__device__ int u[sizeof(int)]; __device__ Hidden h;", "u")
     assert unknown is not None
     assert (unknown.shape, unknown.nbytes) == (None, None)
-    assert [each.nbytes for each in symbols("__device__ Hidden h;")] == [None]
+    for opaque in ("Hidden", "CUtensorMap", "TensorMap"):
+        assert [each.nbytes for each in symbols(f"__device__ {opaque} one;")] == [None]
 
 
 @pytest.mark.parametrize(("extent", "value"), [
