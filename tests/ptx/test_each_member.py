@@ -4,6 +4,7 @@ member's part is bit for bit what the kernel of one network makes of it, and no 
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -245,6 +246,27 @@ def test_nvrtc_compiles_them(options: dict[str, Any]) -> None:
                                expressions=(impl.name,), options=("--ptxas-options=-v",))
         assert "warning" not in found.log, found.log
         assert max(resources.spills(found.log)[impl.name]) <= SPILLED
+
+
+def test_other_numbers_are_another_kernel() -> None:
+    """A kernel is found by its name, so that ops with equal sizes have one only if they have equal
+    numbers."""
+    plan = launch_plans(group_of(4, rows=23, layers=(13, 9, 4), optimizer="adam"), CAPABLE, "",
+                        1).training.whole
+    checked = 0
+    for op in plan.ops:
+        single = op.attributes.get("single")
+        if op.kind != KIND or single is None:
+            continue
+        for name, number in single.attributes.items():
+            if not isinstance(number, float):
+                continue
+            other = replace(single, attributes={**single.attributes, name: number + 0.25})
+            names = {kernel_for(replace(op, attributes={**op.attributes, "single": each})).name
+                     for each in (single, other, replace(single))}
+            assert len(names) == 2, (op.name, name)
+            checked += 1
+    assert checked >= 6
 
 
 @pytest.mark.parametrize("shuffled", [True, False])
