@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from rawnn.common.target import Target, gpu_named
 from rawnn.ptx.gemm import mma, skinny, tiled
@@ -68,6 +69,47 @@ def gemms() -> Lines:
                     for gradient, update in ((True, True), (True, False), (False, True))
                 )
             )
+
+
+BOUNDS = sorted({max(2**i + j, 1) for i in range(2, 14) for j in (-1, 0, 1)})
+"""Extents on both sides of powers of two, at which most rules change their answer."""
+
+
+@record
+def gemms_at_bounds() -> Lines:
+    """What is chosen as one extent grows: each answer, and the extent up to which it holds."""
+    for gpu in ("H200", "A100"):
+        target = gpu_named(gpu)
+        for layout, size, times, sides in (
+            ("nt", 4, 1, (96, 200, 784)),
+            ("nn", 4, 3, (512, 300, 64)),
+            ("tn", 4, 1, (700, 80, 128)),
+            ("nt", 2, 1, (128, 512, 600)),
+            ("tn", 2, 1, (1000, 130, 40)),
+            ("nt", 1, 1, (256, 256, 256)),
+        ):
+            for side in range(3):
+                answers: dict[str, list[tuple[int, str]]] = {}
+                for extent in BOUNDS:
+                    m, n, k = (extent if i == side else x for i, x in enumerate(sides))
+                    for name, answer in answers_of(GemmShape(layout, m, n, k, size, times), target):
+                        found = answers.setdefault(name, [])
+                        if found and found[-1][1] == answer:
+                            found.pop()
+                        found.append((extent, answer))
+                shown = "x".join("*" if i == side else str(x) for i, x in enumerate(sides))
+                for name, found in answers.items():
+                    until = ", ".join(f"{answer} to {extent}" for extent, answer in found)
+                    yield f"{gpu} {layout} {size} {times}x {shown} {name}: {until}"
+
+
+def answers_of(p: GemmShape, target: Target) -> Iterator[tuple[str, str]]:
+    yield "tiled", spelled(tiled.choose(p, target))
+    yield "mma", spelled(mma.PREDICTED["mma"][0](p, target))
+    if target.has("wgmma") and p.size > 1:
+        yield "by wgmma", str(mma.wgmma_is_faster(p, target))
+        yield "scaled", str(mma.scaled_is_faster(p, target))
+    yield "streams", str(mma.streams_weights(p, target))
 
 
 def tiles(p: GemmShape, target: Target) -> Lines:
