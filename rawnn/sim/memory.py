@@ -116,11 +116,12 @@ def _rows_meet(a: int, a_bytes: int, a_rows: int, b: int, b_bytes: int, b_rows: 
 class Pool:
     """The device's default memory pool: the bytes that it has `reserved` and `used`, and the
     `threshold` down to which a synchronization releases the rest. Freed memory can be reused at
-    once: the driver, too, reuses it in the order of the stream."""
+    once: the driver, too, reuses it in the order of the stream. The bytes that are `freeing` are
+    released only once their stream has reached the free."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
-        self.threshold = self.reserved = self.used = 0
+        self.threshold = self.reserved = self.used = self.freeing = 0
 
     def take(self, nbytes: int) -> None:
         missing = self.used + nbytes - self.reserved
@@ -134,7 +135,7 @@ class Pool:
 
     def shrink(self, keep: int | None = None) -> None:
         """Release what is reserved and unused, down to `keep` (default: the threshold)."""
-        remaining = max(-(-self.used // POOL_STEP) * POOL_STEP,
+        remaining = max(-(-(self.used + self.freeing) // POOL_STEP) * POOL_STEP,
                         self.threshold if keep is None else keep)
         if remaining < self.reserved:
             self._memory.used -= self.reserved - remaining
@@ -184,7 +185,9 @@ class Memory:
             del self._regions[region.address, region.row_bytes, region.pitch, region.rows]
         if allocation.pooled:
             self.pool.used -= allocation.nbytes
-        elif address not in self._unpooled:
+        elif address in self._unpooled:
+            self.pool.freeing -= allocation.nbytes
+        else:
             self.used -= allocation.nbytes
         self._unpooled.discard(address)
         self.generation += 1
@@ -203,6 +206,7 @@ class Memory:
             raise Refused("CUDA_ERROR_INVALID_VALUE")
         allocation.pooled = False
         self.pool.used -= allocation.nbytes
+        self.pool.freeing += allocation.nbytes
         self._unpooled.add(address)
 
     def region(self, address: int, row_bytes: int, pitch: int, rows: int, what: str) -> Region:

@@ -154,6 +154,10 @@ def test_the_driver_keeps_the_pool_across_synchronizations(device: Device) -> No
     assert device.memory.current == 0
     assert device.memory.peak == 3 * MIB
     assert allocator.release_cached() == 4 * MIB
+    allocator.free(allocator.allocate(MIB, "freed when the stream gets there"))
+    driver.cuMemPoolTrimTo(pool, 0)
+    assert allocator.statistics().reserved == 2 * MIB
+    assert allocator.release_cached() == 2 * MIB
     allocator.allocate(MIB, "left")
     allocator.close()
     allocator.close()
