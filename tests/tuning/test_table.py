@@ -94,3 +94,13 @@ def test_a_displayed_gpu_finds_the_entries_of_the_gpus_it_names(
         assert {target.name for target in NAMED if finds(target.name)} == names
         assert finds(driver_name)
         assert not finds("NVIDIA H100")  # a driver's name is matched as a whole
+
+
+def test_the_users_own_table_lies_where_the_environment_says(
+        monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("RAWNN_CACHE", str(tmp_path))
+    for given, wanted in (("~/own.json", tmp_path / "home" / "own.json"),
+                          ("", tmp_path / "best.json"), ("/a/b.json", Path("/a/b.json"))):
+        monkeypatch.setenv("RAWNN_BEST", given)
+        assert table.user_file() == wanted
