@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from rawnn.bench.conditions import Conditions, Watch, nvml_name
+from rawnn.bench.harness import Harness
 from rawnn.bench.peers import worker
-from rawnn.bench.peers.system_comparison import Rules, compare, task_of
+from rawnn.bench.peers.system_comparison import Rules, compare, open_compared, task_of
 from rawnn.bench.peers.worker import timed
 from tests.bench.measuring import standing, tiny
 
@@ -149,3 +150,28 @@ def test_a_throttled_turn_is_repeated_and_then_marked() -> None:
         assert entry.notes[-1].startswith("ran on a slowed-down GPU (hardware slowdown)")
         assert len(entry.samples("step_us")) == 4
         assert entry.samples("sm_mhz") == [1980.0] * 3
+
+
+@pytest.mark.parametrize("way", ["a suite", "a comparison"])
+def test_whoever_measures_watches_the_device_that_was_opened(monkeypatch: pytest.MonkeyPatch,
+                                                             way: str) -> None:
+    """And says where that was, and which peers are left out."""
+    seen: list[Any] = []
+    watch = Watch(None)
+    monkeypatch.setattr(Watch, "of", classmethod(lambda cls, opened: seen.append(opened) or watch))
+    said: list[str] = []
+    with Harness("made-up", notify=said.append) as harness:
+        if way == "a suite":
+            harness.open("host", {"step_us": "how"})
+        else:
+            rules: Any = SimpleNamespace(device="host")
+            open_compared(harness, rules, {"jax": "jax is not installed"}, {"step_us": "how"})
+        assert harness.watch is watch
+        assert [opened.device for opened in seen] == [None]
+        assert (harness.environment.device, harness.environment.timer) == ("host",
+                                                                           {"step_us": "how"})
+        records = harness.results.records
+        assert [(r.variant, r.status, r.reason) for r in records] == (
+            [("jax", "unavailable", "jax is not installed")] if way == "a comparison" else [])
+    assert [line for line in said if "jax" in line] == (
+        ["jax is not installed; it is left out"] if way == "a comparison" else [])

@@ -164,9 +164,11 @@ def test_a_peer_that_never_comes_is_named() -> None:
     assert line.startswith("rawnn: error: rank 1 of 2 did not come to 127.0.0.1:")
 
 
-def test_rank_0_that_never_comes_is_named() -> None:
-    with pytest.raises(RanksError, match=r"rank 0 did not come to 127\.0\.0\.1:"):
-        Team(RankContext(1, 2, 1, 2, "a test", "127.0.0.1", free_port(), 0.3), {})
+@pytest.mark.parametrize("rank", [1, 2])
+def test_rank_0_that_never_comes_is_named_by_rank_1(rank: int) -> None:
+    with pytest.raises(RanksError, match=r"rank 0 did not come to 127\.0\.0\.1:") as caught:
+        Team(RankContext(rank, 3, rank, 3, "a test", "127.0.0.1", free_port(), 0.3), {})
+    assert caught.value.speaks == (rank == 1)
 
 
 def test_rank_0_says_who_is_missing_to_those_who_came() -> None:

@@ -20,7 +20,8 @@ from rawnn.engine.checkpoint import find
 from rawnn.many.folds import Folds
 from rawnn.many.grouping import members_of
 from rawnn.many.halving import rungs_of
-from rawnn.many.progress import ManyReport
+from rawnn.many.progress import ManyReport, Progress, Status
+from rawnn.many.training import _reactivate
 from rawnn.many.variation import variation_of
 from tests import requires
 from tests.calls import count_lines
@@ -654,3 +655,36 @@ def test_what_members_have_in_common_is_checked_once() -> None:
     data = rawnn.from_arrays((X, Y), 0.2)
     options = {name: value for name, value in OPTIONS.items() if name != "data"}
     assert lines(300) - lines(100) < 200 * 500
+
+
+@pytest.mark.parametrize("named", [None, [0], [2, 4], [1, 3, 5], [0, 1, 2, 3, 4, 5, 6]])
+def test_those_go_on_that_are_named_or_were_not_ended_by_a_rule(named: list[int] | None) -> None:
+    """A member of each status that has epochs left, and one that has none; nobody whose loss
+    is no number. Who is named has all the patience again; who was cut off and is not, waits."""
+    statuses = [*Status, Status.FINISHED]
+    progress = Progress.new(7, 10)
+    progress.status[:] = statuses
+    progress.epoch[:] = [4, 4, 4, 4, 4, 4, 10]
+    progress.waited[:] = 3
+    expected = []
+    for member, status in enumerate(statuses):
+        asked = status in (Status.ACTIVE, Status.FINISHED, Status.PAUSED) if named is None \
+            else member in named
+        goes_on = asked and status is not Status.DIVERGED and member < 6
+        waits = named is not None and not asked and status is Status.ACTIVE
+        expected.append(Status.ACTIVE if goes_on else Status.PAUSED if waits else status)
+    _reactivate(progress, np.full(7, 10), named)
+    assert progress.status.tolist() == expected
+    assert progress.waited.tolist() == [0 if named and m in named else 3 for m in range(7)]
+
+
+@pytest.mark.parametrize(("named", "said"), [
+    ([], "members is empty"), ([7], "members has 7, but there are the members 0 to 6"),
+    ([0, -1], "members has -1"), ([6], "ask for more than the 10 epochs that they have"),
+    ([4], "no member has epochs left")])
+def test_who_cannot_go_on_is_said(named: list[int], said: str) -> None:
+    progress = Progress.new(7, 10)
+    progress.status[:] = [*Status, Status.FINISHED]
+    progress.epoch[:] = 10
+    with pytest.raises(ConfigError, match=said):
+        _reactivate(progress, np.full(7, 10), named)
