@@ -1,0 +1,203 @@
+"""The process of a peer, without the process: what it makes ready, times and gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rawnn.bench.peers import worker
+from rawnn.bench.peers.ensemble import ensemble
+from rawnn.bench.peers.worker import Offer, Prepare, Worker, first_losses, timed
+from tests.bench.measuring import tiny
+
+
+class Clock:
+    """Time that passes only where a program lets it, in seconds."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(worker, "perf_counter", lambda: self.now)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+class Program:
+    """Takes so many milliseconds an epoch; its losses count the epochs."""
+
+    def __init__(self, clock: Clock, ms: float, breaks_at: int = -1) -> None:
+        self.clock, self.ms, self.breaks_at = clock, ms, breaks_at
+        self.blocks: list[int] = []
+        self.orders: list[Any] = []
+
+    footprint = {"launches": 3.0}
+
+    def block(self, epochs: int) -> float:
+        if len(self.blocks) == self.breaks_at:
+            raise RuntimeError("the device is gone\nand more")
+        self.blocks.append(epochs)
+        self.clock.now += epochs * self.ms / 1e3
+        return self.ms
+
+    def reorder(self, order: Any) -> None:
+        self.orders.append(order)
+
+    def losses(self) -> Any:
+        return np.full(32, 1.0 / len(self.blocks))
+
+
+# -- timing ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ms", "count", "samples"), [
+    (0.01, 200, 4), (0.05, 200, 4), (0.06, 167, 4), (2.0, 5, 4), (4.1, 2, 4), (6.9, 1, 4),
+    (240.0, 1, 4), (260.0, 1, 2)])
+def test_a_sample_has_as_many_epochs_as_take_ten_milliseconds(clock: Clock, ms: float, count: int,
+                                                              samples: int) -> None:
+    """200 at most; samples of more than a quarter of a second are two, the others four."""
+    program = Program(clock, ms)
+    found = timed(program)
+    assert found.milliseconds == [ms] * samples
+    assert found.epochs == count * samples
+    assert program.blocks[-samples:] == [count] * samples
+    assert program.blocks[0] == 1
+
+
+@pytest.mark.parametrize(("times", "steady"), [
+    ([3.0] * 40, True), ([9.0, 5.0, *[3.0] * 40], True), ([3.0, 3.1] * 100, False),
+    ([3.0, 3.05] * 100, True)])
+def test_warm_up_ends_when_three_samples_agree_or_patience_does(
+        clock: Clock, times: list[float], steady: bool) -> None:
+    """Within 2 %, and not before a twentieth of a second; never after four tenths."""
+    class Varying(Program):
+        def block(self, epochs: int) -> float:
+            self.ms = times[len(self.blocks)]
+            return super().block(epochs)
+
+    program, begun = Varying(clock, 0.0), clock.now
+    found = timed(program)
+    assert found.steady is steady
+    seconds = clock.now - begun - sum(found.milliseconds) * found.epochs / len(
+        found.milliseconds) / 1e3
+    assert 0.05 <= seconds < (0.1 if steady else 0.45)
+    if not steady:
+        assert seconds >= 0.4
+
+
+def test_an_epoch_that_waits_on_the_host_counts_by_the_wall(clock: Clock) -> None:
+    """A millisecond on the device, five by the wall: two epochs are a sample, not ten."""
+    class Waiting(Program):
+        def block(self, epochs: int) -> float:
+            super().block(epochs)
+            return 1.0
+
+    program = Waiting(clock, 5.0)
+    found = timed(program)
+    assert found.milliseconds == [1.0] * 4
+    assert program.blocks[-4:] == [2] * 4
+
+
+# -- a system's programs ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def system(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Iterator[SimpleNamespace]:
+    """A system with four programs: one is right, one cannot be made, one breaks behind its losses,
+    and making the one before the last takes a minute."""
+    made: list[str] = []
+
+    def offers(problem: Any, device: str, forms: list[str]) -> Iterator[Offer]:
+        def make(name: str) -> Any:
+            made.append(name)
+            if name == "none":
+                raise ValueError("no such kernel\nat all")
+            if name == "slow":
+                clock.now += 60.0
+            return Program(clock, 1.0, breaks_at=2 if name == "breaks" else -1)
+
+        for name in ("right", "none", "breaks", "slow", "late"):
+            yield Offer("tf32", name, "events", lambda name=name: make(name))
+
+    found = SimpleNamespace(offers=offers, versions=lambda: {"it": "1"}, made=made, freed=0)
+
+    def free() -> None:
+        found.freed += 1
+
+    monkeypatch.setattr(worker, "system_of", lambda name, problem: found)
+    monkeypatch.setattr(worker, "free_memory", free)
+    yield found
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_a_worker_keeps_what_is_ready_and_says_why_the_rest_is_not(
+        system: SimpleNamespace, is_large: bool) -> None:
+    served, problem = Worker("it"), tiny()
+    ready, versions = served.prepare(Prepare(problem, "gpu", [], 30.0, is_large))
+    assert versions == {"it": "1"}
+    assert [(r.precision, r.form, r.clock, r.reason) for r in ready] == [
+        ("tf32", "right", "events", ""), ("tf32", "none", "events", "ValueError: no such kernel"),
+        ("tf32", "breaks", "events", ""), ("tf32", "slow", "events", ""),
+        ("tf32", "late", "events", "not made ready within 30 s")]
+    assert [r.footprint for r in ready] == [{"launches": 3.0}, {}, *[{"launches": 3.0}] * 2, {}]
+    assert ready[0].losses == [1.0] * 32 + [0.5] * 32
+    assert [round(r.seconds) for r in ready] == [0, 0, 0, 60, 0]
+    assert system.made == ["right", "none", "breaks", "slow"]
+    assert system.freed == (5 if is_large else 0)
+    # Of a large problem each program is made again, so that nothing has broken it yet.
+    answers = [served.time("tiny", place) for place in range(5)]
+    broken = "RuntimeError: the device is gone"
+    assert [a.reason for a in answers] == ["", "the program was never ready", broken, "",
+                                           "the program was never ready"]
+    assert answers[0].milliseconds == [1.0] * 4
+    assert system.made[4:] == (["right", "breaks", "slow"] if is_large else [])
+    assert served.time("tiny", 2).reason == "the program was never ready"
+    before = system.freed
+    served.forget("tiny")
+    assert system.freed == before + 1
+    with pytest.raises(KeyError):
+        served.time("tiny", 0)
+
+
+def test_losses_are_of_two_epochs_in_their_orders_and_no_more_than_there_are(clock: Clock) -> None:
+    problem, program = tiny(), Program(clock, 1.0)
+    assert first_losses(program, problem).tolist() == [1.0] * 32 + [0.5] * 32
+    for epoch, order in enumerate(program.orders):
+        np.testing.assert_array_equal(order, problem.order(epoch))
+    assert program.blocks == [1, 1]
+
+    class Short(Program):
+        def losses(self) -> Any:
+            return np.array([3.0, np.inf])
+
+    assert first_losses(Short(clock, 1.0), problem).tolist() == [3.0, np.inf]
+    several = ensemble("e", (6, 4, 3), 64, 20, "mse", "sgd")
+
+    class Members(Program):
+        def losses(self) -> Any:
+            return np.arange(20.0) + 100 * len(self.blocks)
+
+    found = first_losses(Members(clock, 1.0), several).reshape(2, -1)
+    assert (found - [[100], [200]] == several.checked).all()
+    assert (several.checked[0], several.checked[-1], len(several.checked)) == (0, 19, 8)
+
+
+def test_a_worker_answers_until_nobody_asks(system: SimpleNamespace) -> None:
+    asked: list[Any] = [("prepare", Prepare(tiny(), "gpu", [], 30.0)), ("time", "tiny", 0),
+                        ("forget", "tiny")]
+    sent: list[Any] = []
+
+    def receive() -> Any:
+        if not asked:
+            raise EOFError
+        return asked.pop(0)
+
+    pipe: Any = SimpleNamespace(recv=receive, send=sent.append)
+    Worker("it").serve(pipe)
+    assert [len(sent), sent[0][1], sent[1].milliseconds, sent[2]] == [3, {"it": "1"}, [1.0] * 4,
+                                                                      None]
