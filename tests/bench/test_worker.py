@@ -35,8 +35,7 @@ class Program:
         self.clock, self.ms, self.breaks_at = clock, ms, breaks_at
         self.blocks: list[int] = []
         self.orders: list[Any] = []
-
-    footprint = {"launches": 3.0}
+        self.footprint = {"launches": 3.0}
 
     def block(self, epochs: int) -> float:
         if len(self.blocks) == self.breaks_at:
@@ -107,7 +106,7 @@ def test_an_epoch_that_waits_on_the_host_counts_by_the_wall(clock: Clock) -> Non
 
 
 @pytest.fixture
-def system(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Iterator[SimpleNamespace]:
+def system(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> SimpleNamespace:
     """A system with four programs: one is right, one cannot be made, one breaks behind its losses,
     and making the one before the last takes a minute."""
     made: list[str] = []
@@ -131,7 +130,7 @@ def system(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Iterator[SimpleName
 
     monkeypatch.setattr(worker, "system_of", lambda name, problem: found)
     monkeypatch.setattr(worker, "free_memory", free)
-    yield found
+    return found
 
 
 @pytest.mark.parametrize("is_large", [False, True])
