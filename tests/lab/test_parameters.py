@@ -13,7 +13,7 @@ import pytest
 import rawnn
 from rawnn.common.errors import CompileError, ConfigError, DeviceError
 from rawnn.cuda.device import Device
-from rawnn.lab import simulated
+from rawnn.lab import Work, simulated
 from rawnn.sim import register
 from tests import requires
 
@@ -283,3 +283,16 @@ def test_a_macro_that_begins_a_declaration_leaves_parameters_their_names(
     kernel = rawnn.Kernel(f"{macro}\n{declaration}(float* y, int n) {{ y[0] = n; }}\n", "worded",
                           device=device)
     assert [p.name for p in kernel.signature.parameters] == ["y", "n"]
+
+
+def test_names_with_an_underscore_mean_parameters_but_not_symbols() -> None:
+    """`in_` is the parameter `in`, which no Python function can have; a symbol has its own name."""
+    given = Work(lambda in_: in_, shapes={"in_": "n"}, types={"in_": np.float32},
+                 inputs={"in_": "0..9"}, values={"lambda_": 2.0}, symbols={"in_": [1.0]},
+                 writes=("in_", "y"), grid=1, block=32)
+    found = given.of_parameters({"in", "lambda", "y"})
+    assert (found.shapes, found.types, found.inputs, found.values) == (
+        {"in": "n"}, {"in": np.float32}, {"in": "0..9"}, {"lambda": 2.0})
+    assert (found.writes, found.symbols) == (["in", "y"], {"in_": [1.0]})
+    assert given.of_parameters({"in_"}).shapes == {"in_": "n"}
+    assert (found.grid, found.block) == (1, 32)
