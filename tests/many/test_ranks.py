@@ -109,6 +109,33 @@ def test_rank_0_stores_and_a_resumed_run_ends_alike(tmp_path: Path) -> None:
         resume=tmp_path / "a", data=(X, Y), team=team))))
 
 
+@pytest.mark.parametrize("files", [(2, 3), (2, 2), (0, 2)])
+def test_ranks_that_resume_from_other_epochs_are_refused(tmp_path: Path, files: tuple[int, int]
+                                                        ) -> None:
+    """Each from a file of its own, of one run; a rank without a file begins anew (0)."""
+    options = {**OPTIONS, "lr": [0.1, 0.02], "epochs": 4, "device": "host"}
+    rawnn.train_many(**options, save=tmp_path)
+
+    def act(team: Team) -> rawnn.Many:
+        epoch = files[team.rank]
+        resumed = {"resume": tmp_path / f"rawnn-{epoch:06}.safetensors", "data": (X, Y)}
+        return rawnn.train_many(**(resumed if epoch else options), team=team)
+
+    found = teams(2, act)
+    if files[0] == files[1]:
+        assert len(all_fine(found)) == 2
+    else:
+        there = {0: "none", 2: "epoch 2 of", 3: "epoch 3 of"}
+        for each in found:
+            assert isinstance(each, RanksError)
+            text = str(each)
+            assert "rank 1" in text
+            assert "differs from rank 0 in the checkpoint: " in text
+            mine, _, other = text.partition("the checkpoint: ")[2].partition(", not ")
+            assert mine.startswith(there[files[1]])
+            assert other.startswith(there[files[0]])
+
+
 def test_a_signal_to_one_rank_interrupts_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread gets none: rank 1 has one from the second epoch on."""
     signalled: set[int] = set()
