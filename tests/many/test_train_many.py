@@ -488,6 +488,10 @@ def test_an_ensemble_of_autoencoders_is_scored_as_one_network_is(loss: str) -> N
     mean = np.mean([m.predict(x, "values").astype(np.float64) for m in models], axis=0)
     ensemble = many.ensemble()
     assert np.allclose(ensemble.predict(x, "values"), mean, rtol=1e-5)
+    assert np.array_equal(ensemble.predict(x), ensemble.predict(x, "values"))
+    names = "values" if loss == "mse" else "values, classes, probabilities"
+    with pytest.raises(ConfigError, match=f"output = 'logits': .* with {loss} gives {names}$"):
+        ensemble.predict(x, "logits")
     t, y = x / 255.0, mean / 255.0  # the units of training
     wanted = ((y - t) ** 2).mean() if loss == "mse" else \
         -(t * np.log(y) + (1 - t) * np.log(1 - y)).mean()
