@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+from rawnn.bench.cases.network_grid import order_of, problem_of
+from rawnn.bench.cases.peers import workload_forms
 from rawnn.bench.record import Results
 from rawnn.bench.suites import read_suites
 from rawnn.engine.machine import Opened
 from rawnn.opts.registry import Machine
+from tests.bench.measuring import tiny
 
 FILE = """
 [launches]
@@ -149,8 +152,6 @@ def test_random_networks(count: int | None, seeds: tuple[int, ...], wanted: list
 @pytest.mark.parametrize(("count", "seed"), [(None, None), (2, None), (None, 0), (4, 9)])
 def test_cells_of_the_grid(count: int | None, seed: int | None, tmp_path: Path,
                            monkeypatch: pytest.MonkeyPatch) -> None:
-    from rawnn.bench.cases.network_grid import order_of, problem_of
-
     tasks, _, systems, *_ = asked("network_grid", tmp_path, monkeypatch, count=count, seed=seed,
                                   peers=(), part=None)
     suite = read_suites(str(tmp_path / "own.toml")).grid
@@ -159,3 +160,15 @@ def test_cells_of_the_grid(count: int | None, seed: int | None, tmp_path: Path,
     assert [tuple(task.conditions[n] for n in ("width", "depth", "cell_batch")) for task in tasks] \
         == [tuple(cell[:3]) for cell in cells]
     assert systems == ["torch", "numpy"]
+
+
+@pytest.mark.parametrize(("layers", "ours"), [
+    ((784, 10), ["float32:best", "tf32:best,tf32", "bf16:best,bf16"]),
+    ((784, 128, 10), ["float32:best", "tf32:best,tf32", "bf16:best,bf16", "sr:best,sr"])])
+def test_forms_of_built_in_workloads(layers: tuple[int, ...], ours: list[str]) -> None:
+    """Stochastic rounding needs a hidden layer; what people write is compared as well."""
+    problem = tiny(layers=layers)
+    assert workload_forms(problem, "rawnn") == ours
+    assert workload_forms(problem, "torch") == [
+        "plain loop", "compiled loop", "graph", "graph, gathered first", "graph, compiled"]
+    assert workload_forms(problem, "jax") == workload_forms(problem, "numpy") == []

@@ -12,6 +12,7 @@ import pytest
 
 from rawnn.bench.record import Entry, Results
 from rawnn.bench.render import tables
+from rawnn.bench.render.networks import networks
 from rawnn.bench.render.tables import WATCHED_S, Column
 from tests.bench.built import entry, place, results
 
@@ -158,3 +159,59 @@ def test_a_source_says_how_often_where_and_what_ended_it() -> None:
                   "by events, medians of 3-5 interleaved runs", "in 2 sittings", "sm 1980 MHz",
                   "2026-01-01, commit abc1234", "ended early: out of time", "the end"]
     assert tables.provenance(found, []) == ""
+
+
+# -- which rows, and which network -----------------------------------------------------------------
+
+
+def test_groups_are_named_by_what_sets_them_apart_the_newest_first() -> None:
+    """By GPU, commit and epochs, of which only those are said that differ; the GPU always."""
+    gpus = {name: place("abc1234def", name, f"2026-01-0{day}T00:00:00+00:00")
+            for name, day in (("A", 1), ("B", 3), ("C", 2))}
+    newer = place("def5678abc", "B", "2026-02-01T00:00:00+00:00")
+
+    def of(where: Any, epochs: int) -> Any:
+        return entry("workloads/x", f"{where.key}{epochs}", {"epoch_ms": [1.0]}, where=where,
+                     epochs=epochs)
+
+    for rows, names in (
+            ([(gpus["A"], 3), (gpus["A"], 3)], ["A"]),
+            ([(where, 3) for where in gpus.values()], ["B", "C", "A"]),
+            ([(gpus["A"], 20), (gpus["A"], 3)], ["A, 20 epochs", "A, 3 epochs"]),
+            ([(gpus["B"], 3), (newer, 3)], ["B, commit def5678", "B, commit abc1234"]),
+            ([(gpus["A"], 1), (newer, 3), (gpus["B"], 3)], [
+                "B, commit def5678, 3 epochs", "B, commit abc1234, 3 epochs",
+                "A, commit abc1234, 1 epoch"])):
+        found = results(*(of(where, epochs) for where, epochs in rows),
+                        places=[*gpus.values(), newer])
+        assert list(tables.groups(found, found.entries("workloads"))) == names
+
+
+BOUND_BY = {"memory": (9.0, 3.0, 1.0), "arithmetic": (3.0, 9.0, 1.0), "waiting": (1.0, 3.0, 9.0)}
+
+
+@pytest.mark.parametrize(("plain", "coarse", "exchanges", "times", "wanted"), [
+    ("arithmetic", "arithmetic", (4, 4), 3.0, True), ("memory", "arithmetic", (4, 4), 3.0, False),
+    ("arithmetic", "memory", (4, 4), 3.0, False), ("waiting", "waiting", (4, 4), 3.0, False),
+    ("arithmetic", "arithmetic", (0, 4), 3.0, False),
+    ("arithmetic", "arithmetic", (4, 0), 3.0, False),
+    ("arithmetic", "arithmetic", (4, 4), 2.9, False), ("arithmetic", "", (4, 4), 3.0, False),
+    ("", "arithmetic", (4, 4), 3.0, False)])
+def test_a_step_is_bound_by_tensor_cores_if_it_waits_for_products_in_both_precisions(
+        plain: str, coarse: str, exchanges: tuple[int, int], times: float, wanted: bool) -> None:
+    """And in float32 for three in the place of one. Without limits nobody knows."""
+    made = []
+    for precision, by, count, scale in (("float32", plain, exchanges[0], times),
+                                        ("tf32", coarse, exchanges[1], 1.0)):
+        memory, arithmetic, waiting = BOUND_BY[by] if by else (0.0, 0.0, 0.0)
+        limits: dict[str, Sequence[float]] = {
+            "lower_bound_us": [99.0], "lower_bound_memory_us": [memory * scale],
+            "lower_bound_arithmetic_us": [arithmetic * scale],
+            "lower_bound_waiting_us": [waiting * scale], "lower_bound_exchanges": [float(count)]}
+        made.append(entry("sample/1", "rawnn best", {"step_us": [100.0], **(limits if by else {})},
+                          precision=precision, layers=[30, 20, 10], batch=7))
+    [network] = networks(results(*made), "sample")
+    assert network.is_tensor_bound is wanted
+    # Forward, weight gradients, and the input gradient of the second layer alone.
+    assert network.multiply_adds == 7 * (2 * 30 * 20 + 3 * 20 * 10)
+    assert (network.weights, str(network)) == (800, "30-20-10, batch 7, , ")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rawnn.bench.peers import loss_check
-from rawnn.bench.peers.loss_check import Reference, reference, windows
+from rawnn.bench.peers.loss_check import EnsembleReference, Reference, reference, windows
 from rawnn.bench.peers.numpy_system import Loop, unchanged
 from rawnn.bench.peers.process import SystemProcess, missing
 from rawnn.bench.peers.rawnn_system import Training, dataset
@@ -189,3 +189,34 @@ def test_what_float32_costs_a_run_is_allowed_and_one_that_is_wrong_does_not_wide
     assert found is not None
     assert found.share(list(truth + away), "float32") < 1
     assert found.share(list(truth * 2), "float32") > 1
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16", "fp8"])
+@pytest.mark.parametrize(("cost", "more"), [(0.0, 0.0), (0.001, 0.0), (0.001, 0.05), (0.02, 0.05)])
+def test_a_share_is_of_movement_loss_and_the_larger_cost(precision: str, cost: float, more: float
+                                                         ) -> None:
+    """By hand: at each window, or epoch of a member, the distance over what is allowed there."""
+    moved, own = {"float32": (0.01, 1e-4), "tf32": (0.03, 1e-3)}.get(precision, (0.1, 1e-2))
+    generator = np.random.default_rng(3)
+    right = np.linspace(3, 1, 40) + generator.normal(0, 0.2, 40)
+    mine = right + generator.normal(0, 0.05, 40)
+    means = [(right[i:i + 16].mean(), mine[i:i + 16].mean()) for i in (0, 16, 32)]
+    allowed, far, shares = max(8 * cost, more), 0.0, []
+    for truth, found in means:
+        far = max(far, abs(truth - right[0]))
+        shares.append(abs(found - truth) / (moved * far + own * abs(right[0]) + allowed))
+    one = Reference(right, np.full(3, cost))
+    assert one.share(mine.tolist(), precision, np.full(3, more)) == pytest.approx(max(shares))
+    # Two epochs of two members, each by its own first loss.
+    first, epochs = np.array([2.0, 5.0]), np.array([[1.5, 4.9], [1.7, 4.0]])
+    there, shares = epochs + np.array([[0.01, -0.2], [0.1, 0.02]]), []
+    for member in (0, 1):
+        far = 0.0
+        for epoch in (0, 1):
+            far = max(far, abs(epochs[epoch, member] - first[member]))
+            shares.append(abs(there[epoch, member] - epochs[epoch, member])
+                          / (moved * far + own * first[member] + allowed))
+    several = EnsembleReference(first, epochs, np.full((2, 2), cost))
+    assert several.share(there.ravel().tolist(), precision, np.full((2, 2), more)) \
+        == pytest.approx(max(shares))
+    assert several.share(there.ravel()[:3].tolist(), precision) == math.inf

@@ -27,6 +27,7 @@ from rawnn.opts.registry import Machine
 from tests.bench import built
 from tests.bench.measuring import invoke, place, record, results, standing
 
+LOCKED = {"sm": "1980 MHz", "mem": "2619 MHz"}
 EIGHT = [10.0, 10.1, 9.9, 10.0, 10.2, 9.8, 10.0, 10.1]
 
 
@@ -129,6 +130,20 @@ def test_a_comparison_is_shown_pair_by_pair_and_the_peers_by_themselves(
     assert f"all of the peers' variants together: B / A = {peers:.3f} [" in text
     assert "2 flagged: slower by at least that, and not measured again" in text
     assert text.count("1 faster: faster by") == 2
+
+
+@pytest.mark.parametrize(("a", "b", "said"), [
+    ({}, {}, []), ({"clocks": LOCKED}, {"clocks": dict(LOCKED)}, []),
+    ({}, {"clocks": LOCKED}, ["the clocks differ: A not locked, B sm 1980 MHz, mem 2619 MHz"]),
+    ({"clocks": LOCKED}, {}, ["the clocks differ: A sm 1980 MHz, mem 2619 MHz, B not locked"]),
+    ({"gpu": None, "device": "host"}, {}, [
+        "the machines differ: A host (Linux x86_64), B Some GPU",
+        "the drivers differ: A none, B 580.1"]),
+    ({"gpu": {"name": "Some GPU", "driver": "590.2"}}, {},
+     ["the drivers differ: A 590.2, B 580.1"])])
+def test_what_differs_between_files_is_said_with_both_values(a: dict[str, Any], b: dict[str, Any],
+                                                             said: list[str]) -> None:
+    assert notes_of(*(Results(environments={"x": place(**each)}) for each in (a, b))) == said
 
 
 SMALL = ("--device", "host", "--dataset", "synthetic", "--epochs", "1", "--repeats", "2")
