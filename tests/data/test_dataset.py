@@ -187,6 +187,17 @@ def test_a_damaged_cache_is_replaced(small, pin, tmp_path, cache) -> None:
     check(load("mnist", None, cache), small)
 
 
+@pytest.mark.parametrize("missing", range(4))
+def test_a_system_copy_that_lacks_a_file_is_no_copy(small, pin, tmp_path, cache, missing: int):
+    """The next folder has all, and nothing need be said."""
+    first, second = (small.write(tmp_path / name) for name in ("first", "second"))
+    (first / catalog.STEMS[missing]).unlink()
+    pin(small.entry(system=(first, second)))
+    messages: list[str] = []
+    check(load("mnist", None, cache, offline=True, notify=messages.append), small)
+    assert messages == []
+
+
 def test_a_damaged_system_copy_is_passed_over(small, pin, mirror, tmp_path, cache):
     system = small.write(tmp_path / "system")
     (system / catalog.STEMS[0]).write_bytes(b"rubbish")

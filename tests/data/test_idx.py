@@ -78,6 +78,20 @@ def test_bad_content_is_one_sentence(tmp_path: Path, pack, case: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["raw", "gzip"])
+@pytest.mark.parametrize("array", [IMAGES[:2, :2, :1], IMAGES[0, 0, :3]], ids=["images", "labels"])
+def test_a_file_that_ends_anywhere_is_refused(tmp_path: Path, pack, array: np.ndarray) -> None:
+    """Cut behind any number of bytes, as it is or before it was packed."""
+    whole, path = idx.encode(array), tmp_path / "cut"
+    for length in range(len(whole)):
+        path.write_bytes(pack(whole[:length]))
+        for read in (idx.read_file, *([idx.map_file] if pack is bytes else [])):
+            with pytest.raises(DataError, match="cut (is truncated|declares|is not)"):
+                read(path, array.ndim)
+    path.write_bytes(pack(whole))
+    assert idx.read_file(path, array.ndim)[1] == array.shape
+
+
 def test_bad_gzip(tmp_path: Path) -> None:
     path = tmp_path / "file.gz"
     packed = gzip.compress(RAW)

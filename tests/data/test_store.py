@@ -53,6 +53,28 @@ def test_the_content_of_an_older_version_goes_unless_a_named_set_has_it(tmp_path
     assert kept.exists() == pinned
 
 
+@pytest.mark.parametrize("change", ["nothing", "size", "time", "inode", "gone", "stamp"])
+def test_a_file_is_known_while_its_size_time_and_inode_stay(tmp_path: Path, change: str) -> None:
+    store, file = RawStore(tmp_path / "cache", pytest.fail), tmp_path / "images"
+    file.write_bytes(b"1234")
+    before = os.stat(file)
+    store.remember(file, SUM, before)
+    if change == "size":
+        file.write_bytes(b"12345")
+    elif change == "inode":
+        (tmp_path / "other").write_bytes(b"5678")
+        (tmp_path / "other").replace(file)
+    elif change == "gone":
+        file.unlink()
+    elif change == "stamp":
+        store._stamp(file).write_text("4 5")
+    if change not in ("time", "gone"):
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    elif change == "time":
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1_000_000_000))
+    assert store.known(file) == (SUM if change == "nothing" else None)
+
+
 def test_changed_content_is_found_out(tmp_path: Path) -> None:
     messages: list[str] = []
     store = RawStore(tmp_path, messages.append)
