@@ -86,7 +86,7 @@ def test_a_file_that_ends_anywhere_is_refused(tmp_path: Path, pack, array: np.nd
     for length in range(len(whole)):
         path.write_bytes(pack(whole[:length]))
         for read in (idx.read_file, *([idx.map_file] if pack is bytes else [])):
-            with pytest.raises(DataError, match="cut (is truncated|declares|is not)"):
+            with pytest.raises(DataError, match=r"cut (is truncated|declares|is not)"):
                 read(path, array.ndim)
     path.write_bytes(pack(whole))
     assert idx.read_file(path, array.ndim)[1] == array.shape

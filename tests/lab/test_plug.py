@@ -97,6 +97,21 @@ def test_training_with_it_is_training_without(opt: str, mine: Path) -> None:
     same(opt, f"bias_relu={mine}")
 
 
+def test_sizes_may_have_other_names_by_values(tmp_path: Path) -> None:
+    """Rows lie as far apart as a `values` of the kernel's own says, which counts as taken."""
+    text = MINE.replace("WAIT", "pdl_wait();").replace('defines =', 'values = {zs = "ldz", as_ = '
+                        '"lda", count = "rows * cols"}\ndefines =')
+    for old, new in (("int ldz", "int zs"), ("int lda", "int as_"), ("int rows,", "int count,"),
+                     ("* ldz", "* zs"), ("* lda", "* as_"), ("i >= rows * cols", "i >= count")):
+        text = text.replace(old, new)
+    file = tmp_path / "named.cu"
+    file.write_text(text)
+    same("preload", f"bias_relu={file}")
+    file.write_text(text.replace('zs = "ldz", ', 'zs = "cols", '))
+    with pytest.raises(ConfigError, match=r"rows of 'z' .* elements\) lie .* apart"):
+        on_sim(f"preload,bias_relu={file}")
+
+
 def test_it_stays_itself_in_whatever_else_computes_the_step(mine: Path) -> None:
     plan = make_work(f"preload,mma,fuse,pdl,bias_relu={mine}", LAYERS, DATA).train
     assert [op.name for op in user_ops(plan)] == ["relu1", "relu2"]
