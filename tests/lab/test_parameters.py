@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -14,6 +15,7 @@ import rawnn
 from rawnn.common.errors import CompileError, ConfigError, DeviceError
 from rawnn.cuda.device import Device
 from rawnn.lab import Work, simulated
+from rawnn.lab.kernel_source import Source
 from rawnn.sim import register
 from tests import requires
 
@@ -296,3 +298,35 @@ def test_names_with_an_underscore_mean_parameters_but_not_symbols() -> None:
     assert (found.writes, found.symbols) == (["in", "y"], {"in_": [1.0]})
     assert given.of_parameters({"in_"}).shapes == {"in_": "n"}
     assert (found.grid, found.block) == (1, 32)
+
+
+@pytest.mark.parametrize("limit", [0, 0.0, 1e-9, 0.5, np.float32(0.1), 7])
+def test_a_tolerance_is_a_number_of_at_least_zero(limit: Any) -> None:
+    assert Work(lambda x: x, tolerance=limit).tolerance == limit
+
+
+@pytest.mark.parametrize("limit", [-1e-9, float("inf"), float("nan"), True, "0.1", [0.1]])
+def test_what_is_no_tolerance_is_refused(limit: Any) -> None:
+    with pytest.raises(ConfigError, match="give a number of at least 0"):
+        Work(lambda x: x, tolerance=limit)
+
+
+@pytest.mark.parametrize("place", ["beside", "below", "named", "nowhere"])
+def test_a_macro_may_be_mentioned_by_a_header_alone(tmp_path: Path, place: str) -> None:
+    """That stands beside the file, in a folder below, or in one that is named."""
+    for folder in ("kernels/below", "elsewhere"):
+        (tmp_path / folder).mkdir(parents=True)
+    header = {"beside": "kernels/own.cuh", "below": "kernels/below/own.cuh",
+              "named": "elsewhere/own.cuh", "nowhere": "elsewhere/own.cuh"}[place]
+    (tmp_path / header).write_text("constexpr int tile = TILE;\n")
+    file = tmp_path / "kernels" / "own.cu"
+    file.write_text(f'#include "{"below/" * (place == "below")}own.cuh"\n'
+                    "__global__ void own(float* x) { x[0] = tile; }\n")
+    source = Source.of(file, {"TILE": 32}, (), [tmp_path / "elsewhere"] * (place == "named"))
+    if place == "nowhere":
+        with pytest.raises(ConfigError, match="mentions no 'TILE'"):
+            source.check_macros(["TILE"])
+    else:
+        source.check_macros(["TILE"])
+    with pytest.raises(ConfigError, match="mentions no 'TYLE'"):
+        source.check_macros(["TYLE"])

@@ -11,6 +11,7 @@ import pytest
 
 from rawnn.common.target import gpu_named
 from rawnn.data import from_arrays
+from rawnn.data.normalise import Normalisation, TargetNormalisation
 from rawnn.engine.config import Config
 from rawnn.many import member_plans
 from rawnn.many.folds import folds_of
@@ -142,3 +143,36 @@ def test_gpus_of_one_kind_share_plans_and_others_take_the_sharding_of_the_first(
 def test_a_list_of_words_is_one_value_of_such_options(name: str) -> None:
     assert _several(name, ["a", "b"]) is None
     assert _several("loss", ["mse", "bce"]) == ("mse", "bce")
+
+
+@pytest.mark.parametrize("before", [None, TargetNormalisation(np.array([3.0, -1.0]),
+                                                               np.array([2.0, 5.0]))])
+@pytest.mark.parametrize("held_out", [True, False])
+@pytest.mark.parametrize("normalised", [True, False])
+def test_the_data_of_a_list_are_its_rows_in_its_own_units(
+        before: TargetNormalisation | None, held_out: bool, normalised: bool) -> None:
+    """Each list has learned means of its own; what is scored is held out, or the data set's own
+    test part, whose values may have been normalised before."""
+    test = V[:9] * 1.5
+    data = from_arrays((X, V), validation=(X[:9] + 1, test))
+    data = replace(data, target_normalisation=before, test_targets=(
+        test if before is None else before.apply(test)).astype(np.float32))
+    rows = (np.arange(30, dtype=np.int32), np.arange(39, 4, -2, dtype=np.int32))
+    held = (np.arange(30, 40, dtype=np.int32), np.arange(5, dtype=np.int32))
+    own = tuple(TargetNormalisation(V[each].mean(0), V[each].std(0)) if normalised else None
+                for each in rows)
+    inputs = tuple(Normalisation.of("learned", data.train_images[each]) for each in rows)
+    config = Config(layers=(3, 2), loss="mse", batch=8, partial=False)
+    group = Group(config, data, (config,) * 2, rows, held if held_out else (),
+                  np.arange(2, dtype=np.int32), inputs, own, V)
+    for fold in (0, 1):
+        found, of = group.dataset_of(fold), own[fold]
+        np.testing.assert_array_equal(found.train_images, X[rows[fold]].astype(np.float32))
+        scored = V[held[fold]] if held_out else test
+        np.testing.assert_array_equal(found.test_images, (
+            X[held[fold]] if held_out else X[:9] + 1).astype(np.float32))
+        for values, exact in ((found.train_targets, V[rows[fold]]), (found.test_targets, scored)):
+            wanted = exact if of is None else (exact - of.mean) / of.std
+            np.testing.assert_allclose(values, wanted, rtol=1e-5, atol=1e-4)
+        assert found.normalisation is inputs[fold]
+        assert found.target_normalisation is of

@@ -3,6 +3,7 @@ does not ask of both trainers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,12 +13,14 @@ import numpy as np
 import pytest
 
 from rawnn.engine.machine import Opened
-from rawnn.many import launches
+from rawnn.many import launch_plans, launches
+from rawnn.many.gpu import GpuMembers
 from rawnn.many.launches import LaunchMembers, kind_of
+from rawnn.many.members import Group
 from rawnn.many.parts import PartedMembers
 from rawnn.many.trainers import trainer_of
 from rawnn.persistent.problem import Unsupported
-from tests.many.test_gpu_members import check, group_of, opened, uneven
+from tests.many.test_gpu_members import check, folded, group_of, opened, uneven
 
 __all__ = ["opened"]
 
@@ -103,3 +106,38 @@ def test_graphs_are_made_for_the_smallest_size_that_holds_all_active_members(
         assert (found.end, found.scores) == (("end", size), ("scores", size))
         assert made in ([size, size], [])
     assert set(trainer._graphs) <= set(sizes)
+
+
+@pytest.mark.parametrize(("make", "least"), [(group_of, 6), (folded, 1), (folded, 100)])
+def test_members_are_scored_on_all_rows_in_chunks_of_any_size(
+        opened: Opened, monkeypatch: pytest.MonkeyPatch, make: Callable[..., Group], least: int
+        ) -> None:
+    """Of 19 rows, or 13 held out, in chunks of a batch at least; the last has what is left."""
+    monkeypatch.setattr(launch_plans, "LEAST_MEASURED", least)
+    group = make(3, batch=4, sharding="launches")
+    trainer = LaunchMembers(group, opened)
+    trainer.run(np.arange(3, dtype=np.int32), 3)
+    check(trainer, group, 1, 3)
+    trainer.close()
+
+
+def test_the_numbers_that_are_asked_for_are_those_of_all_members(opened: Opened) -> None:
+    """With their values: fp16=acc16 adds up in 16 bits."""
+    for opt, sums in (("fp16", set()), ("fp16=acc16", {"float16"})):
+        plans = launch_plans.launch_plans(group_of(2, opt=opt, sharding="launches"),
+                                          opened.machine, "", 2)
+        found = {op.attributes.get("compute") for op in plans.single.find(kind="matmul")}
+        assert found & {"float16"} == sums
+
+
+def test_members_say_how_they_are_trained_once(opened: Opened) -> None:
+    said: list[str] = []
+    group = group_of(3)
+    for kind in (GpuMembers, LaunchMembers):
+        trainer = kind(group, opened, notify=said.append)
+        trainer.run(np.arange(3, dtype=np.int32), 1)
+        trainer.close()
+    by_kernel, by_launches = said
+    assert by_kernel.startswith("3 members: each on 1 thread block of ")
+    ops = len(launch_plans.launch_plans(group, opened.machine, "", 2).training.whole.ops)
+    assert by_launches == f"3 members: {ops} launches a step, each of all, launches"

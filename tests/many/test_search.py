@@ -184,6 +184,17 @@ def test_optuna_asks_and_tells_in_batches() -> None:
         optimise(None, {"lr": [0.1]}, trials=1, data=(X, Y))
 
 
+@pytest.mark.parametrize("name", ["trials", "batch"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "3"])
+def test_trials_and_batches_of_optuna_are_counted_from_one(name: str, value: Any) -> None:
+    optuna = requires.module("optuna")
+    from rawnn.many.optuna import optimise
+
+    given = {"trials": 1, "batch": 1, name: value}
+    with pytest.raises(ConfigError, match=f"{name} = {value!r}: it must be a whole number of at"):
+        optimise(optuna.create_study(), {"lr": [0.1]}, data=(X, Y), **given)
+
+
 def test_spaces_are_distributions_of_optuna() -> None:
     optuna = requires.module("optuna")
     from rawnn.many.optuna import _distribution

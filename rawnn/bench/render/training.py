@@ -279,15 +279,7 @@ def _epoch_words(entry: Entry) -> str:
 def toggles(results: Results) -> list[Grid]:
     """The tables of all toggles that were measured."""
     return [replace(grid, title=f"{toggle.name}, {grid.title}")
-            for toggle in measured_toggles(results) for grid in toggle_grids(toggle, results)]
-
-
-def measured_toggles(results: Results) -> list[Toggle]:
-    """Toggles of which results have a whole pairing, in the order of the registry."""
-    known = {_key(e) for e in results.entries("toggles")}
-    return [toggle for toggle in TOGGLES.values()
-            if any({_plain(v) for v in pairing.variants} <= known
-                   for pairing in pairings(toggle, _packaged()))]
+            for toggle in TOGGLES.values() for grid in toggle_grids(toggle, results)]
 
 
 # -- ablation --------------------------------------------------------------------------------------
