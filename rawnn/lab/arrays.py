@@ -19,6 +19,16 @@ from rawnn.cuda.device import Device
 from rawnn.engine.machine import open_gpu
 from rawnn.lab.array_exchange import capsule, exported, interface, order, stream_of
 
+RECORDING: list[Any] = []
+"""Graphs that are being recorded (rawnn.lab.graph): launches of their threads become nodes."""
+
+
+def check_not_recording(what: str) -> None:
+    """Raise ConfigError, whose sentence `what` begins, while this thread records a graph."""
+    if any(graph.here() for graph in RECORDING):
+        raise ConfigError(f"{what} launches kernels, which a `with rawnn.Graph()` block records "
+                          f"instead of running them: call it outside of the block")
+
 
 @cache
 def default_device() -> Device:
@@ -98,7 +108,10 @@ class Array:
         return self.size * int(self.dtype.itemsize)
 
     def numpy(self) -> NDArray[Any]:
-        """A copy on the host, after all work enqueued so far."""
+        """A copy on the host, after all work enqueued so far. Raises ConfigError while a graph is
+        recorded that writes this array: its nodes have not run."""
+        for graph in RECORDING:
+            graph.check_read(self)
         host = np.empty(self.shape, self.dtype)
         self.device.to_host(host, self.address, repr(self))
         return host

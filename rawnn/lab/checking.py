@@ -11,6 +11,7 @@ import numpy as np
 
 from rawnn.common.errors import ConfigError, DeviceError, OutOfMemory, RawnnError, check_whole
 from rawnn.common.words import counted
+from rawnn.lab.arrays import check_not_recording
 from rawnn.lab.candidate_runner import Runner
 from rawnn.lab.comparison import Comparison, Values, allowed, compare, is_nothing, sensitivity
 from rawnn.lab.integrity import Integrity
@@ -194,6 +195,7 @@ def check(kernel: Kernel | Callable[..., Any], reference: Any = None, *, trials:
     work
         keywords of Work
     """
+    check_not_recording("rawnn.check")
     problem = problem_of(kernel, Work.of(reference, work), limit)
     check_whole("trials", trials, 1)
     check_whole("seed", seed, 0)

@@ -20,13 +20,11 @@ from rawnn.cuda.launch import Arguments, KernelLaunch
 from rawnn.graphs.graph import ExecutableGraph
 from rawnn.graphs.graph import Graph as DriverGraph
 from rawnn.lab.array_exchange import Handle, order
-from rawnn.lab.arrays import Array
-from rawnn.lab.kernel import RECORDING, Launcher
+from rawnn.lab.arrays import RECORDING, Array
+from rawnn.lab.kernel import Launcher
 from rawnn.lab.maps import TensorMap
 from rawnn.lab.nodes import Edges, Node, edges_of, every, span_of
 
-CONDITIONAL_NODES = 12040
-"""The CUDA version that introduced IF and WHILE nodes in their present form."""
 CONDITION = """
 extern "C" __device__ void cudaGraphSetConditional(unsigned long long handle, unsigned int value);
 
@@ -53,8 +51,7 @@ class Graph:
 
     A launch `using(programmatic=True)` gets programmatic edges to the kernels before it, if its PTX
     proves that it waits before it accesses what they write. `if_(flag)` and `while_(flag)` open a
-    block of nodes that run if, or as long as, flag[0] is not 0 (an int32 array that kernels write);
-    they need a driver for CUDA 12.4.
+    block of nodes that run if, or as long as, flag[0] is not 0 (an int32 array that kernels write).
 
     Recording, `check` and `dot` need no real GPU: a simulated one (`rawnn.lab.simulated()`) is
     enough.
@@ -88,6 +85,25 @@ class Graph:
         """Whether launches of this thread become nodes."""
         return self._thread == get_ident()
 
+    def check_read(self, array: Array) -> None:
+        """Raise ConfigError if this thread records a node that writes the array: its values would
+        be those from before the graph."""
+        if not self.here():
+            return
+        span = span_of("array", array)
+        for node in every(self.nodes):
+            if any(span.overlaps(written) for written in node.writes):
+                raise ConfigError(f"{array!r} is written by {node.label}, which is recorded and "
+                                  f"has not run: read it behind the block, after launch(); a "
+                                  f"copy(host_array, array) node reads it when the graph runs")
+
+    def check_symbol(self, symbol: object) -> None:
+        """Raise ConfigError if this thread has recorded a kernel, which may use the variable."""
+        if self.here() and (node := next((n for n in every(self.nodes) if n.launcher), None)):
+            raise ConfigError(f"{symbol!r} is read or written at once, while {node.label} is "
+                              f"recorded and has not run: do it ahead of the block, or behind "
+                              f"launch()")
+
     def launch_of(self, launcher: Launcher, arguments: Sequence[Any]) -> Node:
         """Record a launch; `kernel[grid, block](...)` within the block does."""
         return self._put(self._kernel(launcher, arguments), launcher._kernel.device)
@@ -120,10 +136,6 @@ class Graph:
             raise ConfigError(f"the flag of {kind}_ is an int32 array of at least one element, not "
                               f"{flag!r}")
         device = flag.device
-        version = device.driver.cuDriverGetVersion()[1]
-        if version < CONDITIONAL_NODES:
-            raise DeviceError(f"conditional nodes need a driver for CUDA 12.4, and this is one for "
-                              f"{version // 1000}.{version % 1000 // 10}: update the NVIDIA driver")
         self._conditions += 1
         number, holder = self._conditions, dict[str, DriverGraph]()
         self._put(self._condition(flag, number), device)

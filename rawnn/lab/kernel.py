@@ -25,7 +25,7 @@ from rawnn.cuda.errors import check
 from rawnn.cuda.launch import Arguments, KernelLaunch, Value
 from rawnn.lab.arguments import Convert, Elements, Streams, converter, elements_of
 from rawnn.lab.array_exchange import Handle, order, stream_of
-from rawnn.lab.arrays import chosen_device, default_device
+from rawnn.lab.arrays import RECORDING, chosen_device, default_device
 from rawnn.lab.geometry import Extent, Launch, extents, shared_bytes
 from rawnn.lab.kernel_source import Source
 from rawnn.lab.symbols import Symbol, symbol
@@ -33,9 +33,6 @@ from rawnn.ptx import INCLUDE
 
 if TYPE_CHECKING:
     from rawnn.graphs import Graph
-
-RECORDING: list[Any] = []
-"""Graphs that are being recorded (rawnn.lab.graph): launches of their threads become nodes."""
 
 
 def _recording() -> Any:

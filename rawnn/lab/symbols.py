@@ -13,6 +13,7 @@ from rawnn.cuda.compiling.symbols import SymbolType, symbols
 from rawnn.cuda.device import Device, Function
 from rawnn.cuda.errors import CallFailed, check
 from rawnn.lab.arguments import ELEMENTS
+from rawnn.lab.arrays import RECORDING
 
 
 class Symbol:
@@ -37,6 +38,7 @@ class Symbol:
     def __setitem__(self, key: Any, values: ArrayLike) -> None:
         """Write all of it, or a part as NumPy indexes it. Raises ConfigError for values of another
         shape or out of the dtype's range."""
+        self._check_recorded()
         whole = isinstance(key, slice) and key == slice(None)
         host = np.empty(self.shape, self.dtype) if whole else self.numpy()
         check_unmasked(values, repr(self))
@@ -58,10 +60,15 @@ class Symbol:
         self._written[self.name] = host
 
     def numpy(self) -> NDArray[Any]:
-        """A copy on the host."""
+        """A copy on the host. Raises ConfigError while a graph with kernels is recorded."""
+        self._check_recorded()
         host = np.empty(self.shape, self.dtype)
         self.device.to_host(host, self.address, repr(self))
         return host
+
+    def _check_recorded(self) -> None:
+        for graph in RECORDING:
+            graph.check_symbol(self)
 
     def __repr__(self) -> str:
         return f"rawnn.lab.Symbol({self.name}: {self.dtype}{list(self.shape)})"

@@ -15,7 +15,7 @@ import numpy as np
 from rawnn.common.errors import ConfigError, DeviceError, check_whole
 from rawnn.common.words import counted
 from rawnn.lab.advice import Measurements, Uses, advice, uses_of
-from rawnn.lab.arrays import chosen_device, default_device
+from rawnn.lab.arrays import check_not_recording, chosen_device, default_device
 from rawnn.lab.checking import (
     Checked,
     CheckFailed,
@@ -178,6 +178,7 @@ def time(kernel: Kernel | Callable[..., Any], reference: Any = None, *,
     work
         keywords of Work
     """
+    check_not_recording("rawnn.time")
     if isinstance(samples, Real) and samples < 2:
         raise ConfigError(f"samples = {samples}: a spread needs at least 2")
     check_whole("samples", samples, 2)

@@ -352,3 +352,61 @@ def test_a_graph_is_drawn_node_by_node_with_what_each_waits_for(device: Device) 
         'n4_0 -> n4_1 [tooltip="wrote flag"];', "}",
         'n5 [label="copy DtoH, 32 bytes"];', 'n2 -> n5 [tooltip="wrote y"];', "}"]
     g.close()
+
+
+def test_what_a_recorded_node_writes_cannot_be_read_yet(device: Device) -> None:
+    """Its values would be those from before the graph. Other arrays can be read, and so can all
+    in a thread that records nothing."""
+    add, count = kernels(device)
+    x, y, flag = vector(device, 1), vector(device, 0), rawnn.array([2], np.int32, device=device)
+    found: list[Any] = []
+    with rawnn.Graph() as g:
+        assert y.numpy().tolist() == [0.0] * N  # nothing is recorded yet
+        add(y, x, 1.0, N)
+        assert x.numpy().tolist() == [1.0] * N
+        with pytest.raises(ConfigError, match=r"add_to.* is recorded and has not run: read it "
+                                              r"behind the block, after launch\(\)"):
+            y.numpy()
+        with g.while_(flag):
+            count(flag)
+            with pytest.raises(ConfigError, match=r"count_down.* is recorded"):
+                flag.numpy()
+        with rawnn.Graph(), pytest.raises(ConfigError, match=r"add_to.* is recorded"):
+            y.numpy()  # of the outer graph
+        part = rawnn.lab.Array.at(y.address + 8, (1,), np.float32, device)
+        with pytest.raises(ConfigError, match="is recorded"):
+            part.numpy()
+        other = threading.Thread(target=lambda: found.append(g.check_read(y)))
+        other.start()
+        other.join()
+    assert found == [None]
+    g.launch()
+    assert y.numpy().tolist() == [1.0] * N
+    assert flag.numpy().tolist() == [0]
+
+
+def test_nothing_that_launches_and_waits_runs_while_a_graph_is_recorded(device: Device) -> None:
+    kernel = rawnn.Kernel(SOURCE, "add_to", device=device)
+    work = rawnn.lab.Work(reference=lambda y, x, a: y + a * x, grid=1, block=N)
+    for name in ("check", "time"):
+        with rawnn.Graph() as g, pytest.raises(ConfigError, match=f"rawnn.{name} launches kernels, "
+                                                                  f"which a .with rawnn.Graph"):
+            getattr(rawnn, name)(kernel, work)
+        assert not g.nodes
+
+
+def test_symbols_are_not_touched_behind_a_recorded_launch() -> None:
+    """All recorded launches would use the last of the values."""
+    pytest.importorskip("cuda.bindings.nvrtc")
+    source = "__constant__ float factor;\n__global__ void times(float* y) { y[0] *= factor; }"
+    device = rawnn.lab.simulated()
+    kernel = rawnn.Kernel(source, "times", device=device)
+    factor, y = kernel.symbol("factor"), vector(device, 1)
+    with rawnn.Graph():
+        factor[:] = 2.0
+        kernel[1, 1](y)
+        for touch in (lambda: factor.__setitem__(slice(None), 3.0), factor.numpy):
+            with pytest.raises(ConfigError, match=r"factor.*is read or written at once, while tim"):
+                touch()
+    assert factor.numpy() == 2.0
+    device.close()
