@@ -13,6 +13,11 @@ from dataclasses import dataclass, field, replace
 
 from rawnn.common.errors import unknown
 
+CONDITIONAL_NODES = 12030
+"""The CUDA version, as cuDriverGetVersion has it, whose driver introduced conditional graph nodes
+and capture into an existing graph: cudaTypedefs.h has cuGraphConditionalHandleCreate and
+cuStreamBeginCaptureToGraph from there on. (12.8 added SWITCH nodes, and ELSE of IF.)"""
+
 FEATURES: Mapping[str, Mapping[str, tuple[int, int]]] = {
     "asynchronous copies": {"from": (8, 0)},
     "bfloat16": {"from": (8, 0)},

@@ -13,11 +13,11 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
+from rawnn.common.target import CONDITIONAL_NODES
 from rawnn.cuda.errors import require_package
 
-MINIMUM_DRIVER = {12: 12030, 13: 13000}
-"""Oldest driver API version for each major version of the bindings: CUDA 12.3 introduced
-conditional graph nodes and capture into an existing graph."""
+MINIMUM_DRIVER = {12: CONDITIONAL_NODES, 13: 13000}
+"""Oldest driver API version for each major version of the bindings."""
 
 Dim = tuple[int, int, int]
 

@@ -14,14 +14,11 @@ from dataclasses import replace
 from typing import Literal
 
 from rawnn.common.errors import ConfigError
+from rawnn.common.target import CONDITIONAL_NODES
 from rawnn.opts.nccl import reduces
 from rawnn.opts.registry import Machine, Parameter, Rewritten, Toggle, register
 from rawnn.plan.plan import Plan
 from rawnn.plan.policy import Policy
-
-CONDITIONAL_NODES = 12030
-"""The CUDA version that introduced conditional nodes and capture into a given graph."""
-
 
 AUTOMATIC_STEPS = 16
 """Steps in a graph for a bare `graphs`. Between two launches the GPU idles for about 3 us. Preset

@@ -115,8 +115,6 @@ def test_a_graph_runs_what_was_recorded_and_can_be_updated(device: Device) -> No
 
 @pytest.mark.parametrize("rounds", [0, 1, 5])
 def test_loops_and_branches_of_a_graph(device: Device, rounds: int) -> None:
-    if device.driver.cuDriverGetVersion()[1] < 12040:
-        pytest.skip("conditional nodes need a driver for CUDA 12.4")
     add, count, x, y = kernels(device)
     times, once = (rawnn.array([n], np.int32, device=device) for n in (rounds, 1))
     with rawnn.Graph() as g, g.while_(times):
