@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
@@ -131,6 +132,26 @@ def test_overloads_have_their_fix(device: Device) -> None:
                                            r"different names"):
         rawnn.Kernel("__global__ void k(float* x) {}\n__global__ void k(int* x) {}", "k",
                      device=device)
+
+
+@pytest.mark.parametrize(("text", "expression", "listed"), [
+    ("__global__ void k(float* x) {}\n__global__ void k(const int* x, int n) {}", "k",
+     "'k' is an overloaded function: k(float* x) and k(const int* x, int n)"),
+    ("template <class T> __global__ void k(T* x) {}\n"
+     "template <class T> __global__ void k(T* x, T a) {}\n__global__ void other() {}", "k<float>",
+     "'k<float>' is an overloaded function: k(T* x) and k(T* x, T a)"),
+    ("namespace a { __global__ void k(float* x) {} __global__ void k(double* x) {} }", "a::k",
+     "'a::k' is an overloaded function: a::k(float* x) and a::k(double* x)")])
+def test_overloads_are_one_sentence_that_lists_them(
+        text: str, expression: str, listed: str, device: Device, tmp_path: Path) -> None:
+    sentence = re.escape(f"{listed}; give overloaded kernels different names")
+    with pytest.raises(CompileError, match=rf"^NVRTC \S+ cannot compile \S+ for \w+: {sentence}$"):
+        rawnn.Kernel(text, expression, device=device)
+    (tmp_path / "k.cuh").write_text(text)
+    (tmp_path / "k.cu").write_text('#include "k.cuh"\n')
+    for file in ("k.cu", "k.cuh"):
+        with pytest.raises(CompileError, match=f"{sentence}$"):
+            rawnn.Kernel(tmp_path / file, expression, device=device)
 
 
 INNER = """

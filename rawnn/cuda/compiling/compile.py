@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rawnn.common.errors import CompileError, MissingLibrary
 from rawnn.cuda.compiling import headers
 from rawnn.cuda.compiling.cache import CubinCache
-from rawnn.cuda.compiling.fixes import NAMES, misnamed_expressions, suggest_fixes
+from rawnn.cuda.compiling.fixes import NAMES, misnamed_expressions, overloads, suggest_fixes
 from rawnn.cuda.compiling.includes import follow_includes, read_source
 from rawnn.cuda.compiling.launch_proof import Proof, prove
 from rawnn.cuda.compiling.signature import find_kernel, parse_kernels
@@ -394,7 +394,8 @@ def _explain(
     code, major, minor = nvrtc.nvrtcVersion()
     version = "NVRTC of unknown version" if code else f"NVRTC {major}.{minor}"
     located = list(_LOCATED.finditer(log))
-    misnaming = misnamed_expressions(log) if {match["file"] for match in located} == {NAMES} else ""
+    is_misnamed = {match["file"] for match in located} == {NAMES}
+    misnaming = misnamed_expressions(log) if is_misnamed else ""
     part = "the device's part of " if source.left_out else ""
     lines = [f"{version} cannot compile {part}{name} for {arch}"]
     code, archs = nvrtc.nvrtcGetSupportedArchs()
@@ -405,6 +406,8 @@ def _explain(
         if int(number[1]) > max(archs, default=0):
             wheel = "nvidia-cuda-nvrtc-cu12" if major == 12 else "'nvidia-cuda-nvrtc<14'"
             lines[0] += f"; a newer NVRTC may know it: pip install -U {wheel}"
+    elif is_misnamed and (sentence := overloads(log, source.text, paths)):
+        return f"{lines[0]}: {sentence}"
     elif misnaming:
         lines[0] += f": {misnaming}"
         located = []

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from rawnn.common.errors import nearest
 from rawnn.cuda.compiling import headers
+from rawnn.cuda.compiling.c_text import split_expression
 from rawnn.cuda.compiling.c_types import FORMATS
 from rawnn.cuda.compiling.host_headers import is_of_the_host
+from rawnn.cuda.compiling.includes import with_included
 from rawnn.cuda.compiling.resources import SM_LIMITS
+from rawnn.cuda.compiling.signature import Parameter, declarations
 from rawnn.cuda.compiling.translation import Omission
 
 NAMES = "__nv_name_map"
 """The internal source in which NVRTC looks name expressions up, as errors call it."""
 _NAMED = re.compile(rf"^{NAMES}\(\d+\): error: (?P<why>.*)\n *#pragma nv_mangled_name "
                     r"(?P<which>.*)$", re.MULTILINE)
+_CONSEQUENCES = ("Error in parsing name expression", 'incomplete type "rawnn_probe::')
+"""How errors begin that follow from another one of the same name expression."""
 _SHARED = re.compile(r"Entry function '(\w+)' uses too much shared data "
                      r"\(0x(\w+) bytes, 0x(\w+) max\)")
 DECLARED = {
@@ -40,6 +46,35 @@ DECLARED = {
 automatically (whole_file.py)."""
 
 
+def overloads(log: str, text: str, folders: Sequence[Path]) -> str:
+    """A sentence on name expressions that fit several kernels, with what the source `text`, and the
+    headers that it includes in quotes from `folders`, declare by their names; "" if the log reports
+    anything else."""
+    from rawnn.cuda.compiling.probe import probed
+
+    names: dict[str, None] = {}
+    for match in _NAMED.finditer(log):
+        if "overloaded" in match["why"]:
+            names[probed(match["which"].strip())] = None
+        elif not match["why"].startswith(_CONSEQUENCES):
+            return ""
+    found = []
+    for name in names:
+        last = split_expression(name)[0].rpartition("::")[2]
+        known = dict.fromkeys(
+            f"{each.name}({', '.join(map(_spelled, each.signature.parameters))})"
+            for part in with_included(text, folders) for each in declarations(part)
+            if each.signature and each.name.rpartition("::")[2] == last)
+        found.append(f"'{name}' is an overloaded function" + (
+            f": {' and '.join(known)}" if len(known) > 1 else ""))
+    return f"{'; '.join(found)}; give overloaded kernels different names" if found else ""
+
+
+def _spelled(parameter: Parameter) -> str:
+    const, pointer = "const " * parameter.const, "*" * parameter.pointer
+    return f"{const}{parameter.ctype}{pointer} {parameter.name}"
+
+
 def misnamed_expressions(log: str) -> str:
     """The name expressions that fit no kernel, and why; "" if the log names none."""
     from rawnn.cuda.compiling.probe import probed
@@ -52,9 +87,7 @@ def misnamed_expressions(log: str) -> str:
     for which, reason in why.items():
         word = re.fullmatch(r'identifier "(\w+)" is undefined', reason)
         parts.append(f'the name expression "{which}" fits no kernel of the source: {reason}'
-                     + (nearest(word[1], known) if word else "")
-                     + ("; give overloaded kernels different names" if "overloaded" in reason
-                        else ""))
+                     + (nearest(word[1], known) if word else ""))
     return "; ".join(parts)
 
 
