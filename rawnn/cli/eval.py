@@ -23,7 +23,7 @@ from rawnn.cli.options import (
     run_option,
 )
 from rawnn.cli.run_summary import loss_text
-from rawnn.cli.screen import fitted, working
+from rawnn.cli.screen import fitted, table_console, working
 from rawnn.common.errors import ConfigError
 from rawnn.common.files import check_output, write_atomically
 from rawnn.common.jsontext import indented_json
@@ -66,8 +66,7 @@ def eval_(checkpoint: str, dataset: str | None, data: str | None, target: str | 
                           f"with --target")
     device = device_for(device)
     with working("measuring"):
-        figures = show(found, examples, device, confusion,
-                       Console(highlight=False, soft_wrap=True, emoji=False))
+        figures = show(found, examples, device, confusion, table_console())
     if json_file:
         values = {"checkpoint": str(path), "epoch": found.epoch, **figures}
         write_atomically(json_file, indented_json(values))

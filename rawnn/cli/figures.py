@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 MOST_CLASSES = 30
 """Most classes for which a confusion matrix fits a terminal."""
@@ -30,7 +31,7 @@ def class_table(confusion: Counts, names: list[str]) -> Table:
     """Precision, recall and F1 of each class."""
     table = Table("class", *(_right(c) for c in ("examples", "precision", "recall", "F1")))
     for name, row in zip(names, class_figures(confusion), strict=True):
-        table.add_row(name, f"{row['examples']:,}",
+        table.add_row(Text(name), f"{row['examples']:,}",
                       *(_share(row[key]) for key in ("precision", "recall", "f1")))
     return table
 
@@ -40,16 +41,13 @@ def confusion_table(confusion: Counts, names: list[str]) -> Table:
     table = Table("", *(_right(name) for name in names), title="true class by row, predicted class "
                                                               "by column")
     for place, (name, row) in enumerate(zip(names, confusion, strict=True)):
-        cells = [f"[bold]{n:,}[/bold]" if place == at else f"{n:,}" if n else ""
+        cells = [Text(f"{n:,}" if n or place == at else "", "bold" if place == at else "")
                  for at, n in enumerate(row.tolist())]
-        table.add_row(name, *cells)
+        table.add_row(Text(name), *cells)
     return table
 
 
 def _right(name: str) -> Any:
-    from rich.table import Column
-    from rich.text import Text
-
     return Column(Text(name), justify="right")
 
 

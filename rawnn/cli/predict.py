@@ -11,7 +11,6 @@ from typing import Any
 import click
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 
 from rawnn.cli.eval import show
 from rawnn.cli.examples import device_for, given_examples, say
@@ -27,7 +26,7 @@ from rawnn.cli.options import (
     devices,
     run_option,
 )
-from rawnn.cli.screen import working
+from rawnn.cli.screen import table_console, working
 from rawnn.common.errors import ConfigError
 from rawnn.common.files import check_output, write_atomically
 from rawnn.data.catalog import DATASETS
@@ -75,8 +74,7 @@ def predict(checkpoint: str, data: str, dataset: str | None, target: str | None,
                          else _csv(columns, model).encode())
         say(f"{len(examples.inputs):,} predictions are in {out}")
     if examples.answers is not None:
-        console = Console(highlight=False, soft_wrap=True, emoji=False, stderr=out is None)
-        show(found, examples, device, True, console)
+        show(found, examples, device, True, table_console(stderr=out is None))
 
 
 def _print(text: str) -> None:

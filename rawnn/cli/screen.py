@@ -23,13 +23,20 @@ def say(message: str) -> None:
     click.echo(f"rawnn: {message}", err=True)
 
 
-def table_console() -> Console:
+def text_console(*, stderr: bool = False, width: int | None = None) -> Console:
+    """A console that prints texts as they are: names of classes, columns and files are no markup,
+    also in the cells of a table."""
+    return Console(highlight=False, soft_wrap=True, emoji=False, markup=False, stderr=stderr,
+                   width=width)
+
+
+def table_console(*, stderr: bool = False) -> Console:
     """The console for a table: as wide as the terminal, or as COLUMNS says. A pipe has no width
     that a table would have to fit."""
-    console = Console(highlight=False, soft_wrap=True, emoji=False)
+    console = text_console(stderr=stderr)
     if console.is_terminal or os.environ.get("COLUMNS", "").isdigit():
         return console
-    return Console(highlight=False, soft_wrap=True, emoji=False, width=200)
+    return text_console(stderr=stderr, width=200)
 
 
 def sentences(console: Console, texts: Iterable[str]) -> None:
@@ -157,9 +164,10 @@ class Screen:
     def __init__(self, name: str, repeats: int) -> None:
         self._name = name
         console = Console(stderr=True)
-        self._bar = Bar(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-                        TimeElapsedColumn(), TextColumn("{task.fields[left]}"), console=console,
-                        transient=True, auto_refresh=False, disable=not console.is_terminal)
+        self._bar = Bar(TextColumn("{task.description}", markup=False), BarColumn(),
+                        MofNCompleteColumn(), TimeElapsedColumn(),
+                        TextColumn("{task.fields[left]}"), console=console, transient=True,
+                        auto_refresh=False, disable=not console.is_terminal)
         self._task = self._bar.add_task(name, total=None, left="")
         self._pace = Pace(repeats)
         self._heart = Heartbeat(self._tell)

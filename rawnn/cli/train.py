@@ -24,7 +24,7 @@ from rawnn.cli.run_summary import (
     network_text,
     training_text,
 )
-from rawnn.cli.screen import Heartbeat, Pace, duration, fitted
+from rawnn.cli.screen import Heartbeat, Pace, duration, fitted, text_console
 from rawnn.common.errors import RawnnError
 from rawnn.common.files import SideOutput, TextSink, check_output
 from rawnn.common.listener import Listener
@@ -112,7 +112,7 @@ class _Screen(Listener):
 
     def __init__(self, quiet: bool, epochs: int, mute: bool = False, writes: bool = False) -> None:
         """`writes` says that the run leaves files: checkpoints, its result."""
-        self.console = Console(highlight=False, soft_wrap=True, emoji=False)
+        self.console = text_console()
         self._quiet, self._mute, self._writes = quiet, mute, writes
         self.lost: OSError | None = None
         self._session: Session | None = None

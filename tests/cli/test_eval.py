@@ -566,3 +566,21 @@ def test_a_pipe_gets_predictions_in_utf_8_behind_what_was_printed(
     sys.stdout.write("rows\n")
     predict_command._print("груша,1\n")
     assert piped.getvalue() == "rows\n".encode(encoding) + "груша,1\n".encode()
+
+
+def test_names_of_classes_are_no_markup(rawnn: Rawnn, tmp_path: Path) -> None:
+    names = ("[red]", "[/b]", ":smile:")
+    rows = "\n".join(f"{9 * (n % 3)},{n % 3},{names[n % 3]}" for n in range(60))
+    file = tmp_path / "t.csv"
+    file.write_text(f"[a],b,[kind]\n{rows}\n")
+    kept = str(tmp_path / "kept")
+    done = rawnn("--data", str(file), "--target", "[kind]", "--layers", "2-3", *FAST, "--save",
+                 kept)
+    assert done.status == 0, done.err
+    for arguments in (("eval", kept, "--confusion"), ("predict", kept, "--data", str(file),
+                                                      "--target", "[kind]")):
+        done = rawnn(*arguments)
+        assert done.status == 0, done.err
+        shown = done.out if arguments[0] == "eval" else done.err
+        for name in names:
+            assert shown.count(name) == 3  # a row of each table, a column of the second

@@ -101,3 +101,22 @@ def test_figures_of_each_class_are_those_of_scikit_learn() -> None:
     cells = [list(column.cells) for column in class_table(CONFUSION, ["a", "b", "c"]).columns]
     assert cells == [["a", "b", "c"], ["1,203", "5", "40"], ["1.0000", "-", "0.8333"],
                      ["0.9975", "0.0000", "1.0000"], ["0.9988", "0.0000", "0.9091"]]
+
+
+MARKED = ("[red]", "[/bold] x", ":smile:", "a[0]", "[link=x]y[/link]", "two | three")
+
+
+@pytest.mark.parametrize("width", [40, 200])
+def test_texts_of_the_user_are_no_markup(width: int, monkeypatch: pytest.MonkeyPatch,
+                                         capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    print_table(["[blue]", "b"], [(text, "1") for text in MARKED], "[title]")
+    text = capsys.readouterr().out
+    for each in (*MARKED, "[blue]" if width == 200 else "[red]", "[title]"):
+        assert each in text
+
+
+def test_a_bar_in_a_cell_of_markdown_begins_no_other_cell() -> None:
+    grid = Grid(["a|b", "n"], [["x | y", "1"], [r"already \| so", "2"]], left=("a|b",))
+    assert grid.lines() == [r"| a\|b | n |", "|---|---:|", r"| x \| y | 1 |",
+                            r"| already \| so | 2 |"]

@@ -370,7 +370,8 @@ def runs() -> Lines:
                         line.replace(str(place), "DIR").replace(os.environ["RAWNN_CACHE"], "CACHE"),
                     ),
                 )
-                yield re.sub(r"\d+", "#", masked) if "[bold]" in line else COUNT.sub("#", masked)
+                is_confusion = re.fullmatch(r"\w+( \| \d*)+", masked)
+                yield re.sub(r"\d+", "#", masked) if is_confusion else COUNT.sub("#", masked)
         for word in set(USER_KERNELS) - known:
             unregister(word)
 

@@ -45,10 +45,10 @@ class Grid:
 
     def lines(self) -> list[str]:
         """The table alone, as lines of Markdown."""
-        heads = self.headings
-        built = ["| " + " | ".join(heads) + " |",
-                "|" + "|".join("---" if h in self.left else "---:" for h in heads) + "|"]
-        return built + ["| " + " | ".join(row) + " |" for row in self.rows]
+        rule = "|" + "|".join("---" if h in self.left else "---:" for h in self.headings) + "|"
+        first, *others = (f"| {' | '.join(map(_escaped, row))} |"
+                          for row in (self.headings, *self.rows))
+        return [first, rule, *others]
 
     def markdown(self) -> str:
         """The table in Markdown, with its title above and its notes and its source below."""
@@ -68,3 +68,8 @@ class Grid:
     def is_number(cell: str) -> bool:
         """Whether a cell of the report is set right."""
         return bool(NUMBER.match(cell)) and len(cell) < LONGEST_NUMBER
+
+
+def _escaped(cell: str) -> str:
+    """A cell in Markdown, where a bar begins the next one."""
+    return re.sub(r"(?<!\\)\|", r"\\|", cell)
