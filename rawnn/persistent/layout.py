@@ -14,7 +14,6 @@ from rawnn.persistent.phases.gradient_all_reduce import ALL, SHARE
 from rawnn.persistent.phases.input import orders_at_once
 from rawnn.persistent.phases.learning_rate import rules_at_once
 from rawnn.persistent.phases.loss import AT_ONCE, BY_FIRST, BY_LAST, tallies
-from rawnn.persistent.phases.streamed import gathers, input_floats
 from rawnn.persistent.problem import Problem
 from rawnn.persistent.schedule import Schedule, build, can_be_compact, weight_gradient
 from rawnn.persistent.sharding import (
@@ -22,13 +21,12 @@ from rawnn.persistent.sharding import (
     MOST_REGISTERS,
     SHARDED,
     TILE,
-    WARP,
     Sharding,
     ceil,
     pitch,
     up,
 )
-from rawnn.persistent.streamed import MOST_OUTPUTS
+from rawnn.persistent.streamed_layout import streamed_memory, streamed_quads
 from rawnn.persistent.tiles import Tiling, global_state_tiling, update_tiling
 
 STATE = "state of the optimizer"
@@ -211,7 +209,12 @@ def layout_of(d: Sharding, room: int) -> Layout:
     the layout fits only so, or with one group more of the state lies there."""
     schedule = build(d)
     if d.is_streamed:
-        return _streamed_layout(schedule, room)
+        memory = streamed_memory(d, room)
+        return Layout(
+            schedule, (), memory.places, memory.contents,
+            nbytes=up(memory.cursor, 4) * 4 + FIXED_BYTES, input_pitch=0, input_floats=0,
+            raw_pitch=0, target_pitch=0, target_width=0, receive_floats=1, shared_state=None,
+            global_tiles=0)
     found = _layout(schedule, room, False)
     if can_be_compact(d) and (found.nbytes > room or (d.dp_size == 1 and found.global_tiles)):
         compact = build(d, compact=True)
@@ -278,47 +281,6 @@ def _layout(schedule: Schedule, room: int, copied: bool) -> Layout:
         input_floats=input_floats, raw_pitch=raw_pitch, target_pitch=target_pitch,
         target_width=target_width, receive_floats=receive_floats, shared_state=shared_state,
         global_tiles=global_tiles, copies=copies, copied=weights)
-
-
-def streamed_quads(d: Sharding) -> tuple[int, int, int]:
-    """Quads in global memory of a sharding whose operands stream: two buffers of the gathered
-    boundaries, the new weights of layers between the first and the last, and those of the last."""
-    of_block = ceil(d.columns, 32) * WARP
-    return (2 * len(gathers(d)) * d.tp_size * of_block,
-            ceil(d.problem.depth - 2, 3) * d.tp_size**2 * WARP, d.tp_size * WARP)
-
-
-def _streamed_layout(schedule: Schedule, room: int) -> Layout:
-    """Weights in float32, the words of bfloat16 of the block's rows, and where there is room the
-    inputs of one or two steps."""
-    d, p, memory = schedule.sharding, schedule.sharding.problem, Memory()
-    steps, input_steps, middle = p.layers[1] // 16, 2 * ceil(p.layers[0], 32), p.depth - 2
-    memory.take("weights1", input_steps * TILE, "weights")
-    memory.take("weights", middle * steps * TILE, "weights")
-    memory.take("last weights", TILE, "weights")
-    memory.take("words", middle * steps * 2 * WARP, "weights in 16 bits")
-    memory.take("last words", steps * 4 * WARP, "weights in 16 bits")
-    memory.take("biases", MOST_OUTPUTS * p.depth, "biases")
-    for boundary in range(1, p.depth):
-        memory.take(f"own a{boundary}", ceil(d.columns, 32) * TILE, "activations")
-    for boundary in range(1, p.depth - 1 if p.bias else 2):
-        memory.take(f"own z{boundary}", ceil(d.columns, 32) * TILE, "gradients")
-    memory.take("logits", p.outputs * d.pitch, "outputs")
-    memory.take("gradient", MOST_OUTPUTS * d.pitch // 2, "gradients")
-    memory.take("y", 2 * d.columns, "targets")
-    memory.take("rows", 2 * d.columns, "numbers of examples")
-    memory.take("copies", 4, "inputs")
-    memory.take("tallies", 2, "losses")
-    parts = max(ceil(n, ceil(n, d.warps)) for n in (steps, input_steps // 2))
-    for scratch in ("scratch0", "scratch1"):
-        memory.take(scratch, parts * d.columns * 8, "scratch")
-    for stage in ("x0", "x1"):
-        if memory.has(input_floats(d), room):
-            memory.take(stage, input_floats(d), "inputs")
-    return Layout(
-        schedule, (), memory.places, memory.contents, nbytes=up(memory.cursor, 4) * 4 + FIXED_BYTES,
-        input_pitch=0, input_floats=0, raw_pitch=0, target_pitch=0, target_width=0,
-        receive_floats=1, shared_state=None, global_tiles=0)
 
 
 def _take_weights(schedule: Schedule, layer: int, memory: Memory, copied: bool) -> LayerLayout:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rawnn.persistent.layout import Layout, streamed_quads
+from rawnn.persistent.layout import Layout
 from rawnn.persistent.phases.loss import report
 from rawnn.persistent.phases.streamed import (
     NET,
@@ -15,6 +15,7 @@ from rawnn.persistent.phases.streamed import (
 from rawnn.persistent.source import KernelEmitter
 from rawnn.persistent.steps import emit_phases
 from rawnn.persistent.streamed import MOST_OUTPUTS
+from rawnn.persistent.streamed_layout import streamed_quads
 from rawnn.persistent.writer import literal
 
 
