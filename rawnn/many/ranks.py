@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rawnn.distributed import Team
 from rawnn.engine.machine import Opened
 from rawnn.many.members import Arrays, Group, MemberTrainer, Rows
-from rawnn.many.shares import Make, SharedMembers, check_alike, kind_of
+from rawnn.many.shares import Make, SharedMembers, check_alike, trainer_kind
 
 
 class RankMembers(SharedMembers):
@@ -35,7 +35,7 @@ class RankMembers(SharedMembers):
             config = replace(group.config, sharding=chosen or group.config.sharding)
             self._trainer = make(replace(group, config=config), opened, lambda message: None,
                                  self.at_once)
-        kinds = team.gather("the trainers", kind_of(self._trainer) if self._trainer else None)
+        kinds = team.gather("the trainers", trainer_kind(self._trainer) if self._trainer else None)
         check_alike({f"rank {rank}": tuple(kind) for rank, kind in enumerate(kinds) if kind})
 
     @property

@@ -24,7 +24,7 @@ Kind = tuple[str, str]
 """The name of a trainer's class, and its sharding."""
 
 
-def kind_of(trainer: MemberTrainer) -> Kind:
+def trainer_kind(trainer: MemberTrainer) -> Kind:
     """What is to be the same in all shares, so that a member has the same bits in each."""
     return type(trainer).__name__, trainer.sharding
 

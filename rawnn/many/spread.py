@@ -15,7 +15,7 @@ from rawnn.common.interrupts import EpochAborted
 from rawnn.many.gpus import Gpu, result_of
 from rawnn.many.members import Arrays, Group, MemberTrainer, Rows
 from rawnn.many.sessions import SessionMembers
-from rawnn.many.shares import Make, SharedMembers, check_alike, kind_of
+from rawnn.many.shares import Make, SharedMembers, check_alike, trainer_kind
 
 
 class SpreadMembers(SharedMembers):
@@ -49,7 +49,7 @@ class SpreadMembers(SharedMembers):
             pairs = [(gpu, each.result()) for gpu, each in zip(self._gpus, making, strict=True)
                      if each.exception() is None]
             self._gpus, self._trainers = [gpu for gpu, _ in pairs], [own for _, own in pairs]
-        check_alike({gpu.name: kind_of(trainer) for gpu, trainer in
+        check_alike({gpu.name: trainer_kind(trainer) for gpu, trainer in
                      zip(self._gpus, self._trainers, strict=True)})
 
     @property
