@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,16 +39,20 @@ def opened() -> Opened:
     return open_device("sim", lambda message: None)
 
 
+@cache
+def specification(seed: int) -> Specification:
+    return sample(seed, Limits(), CAPABLE)
+
+
 def test_a_specification_follows_from_its_seed() -> None:
-    assert [sample(n, Limits(), CAPABLE) for n in range(9)] == \
-        [sample(n, Limits(), CAPABLE) for n in range(9)]
-    assert len({str(sample(n, Limits(), CAPABLE)) for n in range(50)}) == 50
+    assert [sample(n, Limits(), CAPABLE) for n in range(9)] == list(map(specification, range(9)))
+    assert len({str(specification(n)) for n in range(50)}) == 50
     spec = sample(3, SMALL, CAPABLE)
     assert np.array_equal(spec.data().train_images, spec.data().train_images)
 
 
 def test_specifications_keep_to_their_limits_and_vary() -> None:
-    specs = [sample(n, Limits(), CAPABLE) for n in range(200)]
+    specs = [specification(n) for n in range(200)]
     for spec in specs:
         layers = spec.network.layers
         weights = sum(a * b for a, b in pairwise(layers))

@@ -79,6 +79,7 @@ def check(text: str) -> None:
                                    err_msg=f"{name} with {text}")
 
 
+@cache
 def refusal(text: str) -> str:
     """Why the toggles do not go together; "" where they do."""
     try:
@@ -96,7 +97,7 @@ def apart(*words: str) -> bool:
         {"persistent", "fp16=acc16"} <= {*words})
 
 
-RUN = {*sliced(PAIRS, len(PAIRS) // 4)}
+RUN = {*sliced(PAIRS)}
 """The pairs that train: all of them are selected or refused."""
 
 

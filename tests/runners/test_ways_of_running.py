@@ -29,6 +29,7 @@ from rawnn.plan.dependencies import dependencies
 from rawnn.plan.op import Op
 from rawnn.sim import Race, Simulation, SimulationError
 from tests.engine import make_work, random_dataset, run_on, step_plan
+from tests.slices import sliced
 
 DATA = random_dataset()
 ONE, THREE = (29, 7), (29, 12, 16, 7)
@@ -59,9 +60,13 @@ def run(opt: str, layers: tuple[int, ...], seed: int = 0, **options: Any) -> Any
     return found
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle": True, "partial": True}], ids=["", "shuffled"])
-@pytest.mark.parametrize("layers", [ONE, THREE], ids=str)
-@pytest.mark.parametrize("opt", [*PLAIN, *FUSED])
+RUNS = [pytest.param(opt, layers, options, id=f"{opt}-{layers}-{name}")
+        for opt in (*PLAIN, *FUSED) for layers in (ONE, THREE)
+        for name, options in (("", {}), ("shuffled", {"shuffle": True, "partial": True}))]
+
+
+@pytest.mark.parametrize(("opt", "layers", "options"),
+                         sliced(RUNS, 2, kind=lambda case: case.values[0]))
 def test_the_result_is_the_baselines(opt: str, layers: tuple[int, ...],
                                      options: dict[str, Any]) -> None:
     wanted = baseline(layers, **options)
