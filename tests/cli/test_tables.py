@@ -101,7 +101,8 @@ def test_figures_of_each_class_are_those_of_scikit_learn() -> None:
         assert [found[name] for name in ("precision", "recall", "f1")] == pytest.approx(
             [each[n] for each in wanted], nan_ok=True)
         assert found["examples"] == counts[n]
-    cells = [[str(cell) for cell in column.cells] for column in class_table(CONFUSION, ["a", "b", "c"]).columns]
+    columns = class_table(CONFUSION, ["a", "b", "c"]).columns
+    cells = [[str(cell) for cell in column.cells] for column in columns]
     assert cells == [["a", "b", "c"], ["1,203", "5", "40"], ["1.0000", "-", "0.8333"],
                      ["0.9975", "0.0000", "1.0000"], ["0.9988", "0.0000", "0.9091"]]
 
