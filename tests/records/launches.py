@@ -34,7 +34,7 @@ from rawnn.plan.plan import Plan
 from rawnn.plan.recipe import DataSpec, Recipe
 from rawnn.ptx.kernels import KERNELS
 from rawnn.tuning import search
-from tests.engine import CAPABLE, dataset_for
+from tests.engine import CAPABLE, dataset_for, step_plan
 from tests.many.test_gpu_members import folded, group_of
 from tests.records import Lines, outcome, record, short
 from tests.records.decisions import LIBRARIES, geometry, total_bytes
@@ -50,6 +50,41 @@ TUNED = (
     "mma=sync,fuse,fp16",
     "best,-persistent,fp8",
 )
+
+
+BOUNDS = sorted({2**i + j for i in range(3, 12) for j in (-1, 0, 1)})
+GROWN = (
+    ("best,-persistent", (784, 256, 128, 10), 64),
+    ("preload,bf16,sr,mma,fuse", (64, 96, 96, 10), 32),
+    ("preload,cublas,fuse,tf32", (784, 512, 256, 10), 128),
+    ("preload,tiled,fuse", (784, 10), 64),
+    ("preload,mma,fuse", (2048, 2048, 2048, 40), 32),
+)
+
+
+@record
+def plans_at_bounds() -> Lines:
+    """The ops of a step as one extent grows: each answer, and the extent up to which it holds."""
+    machine = assumed("H200")
+    for opt, layers, batch in GROWN:
+        for side in ("batch", "inputs", "width", "outputs"):
+            found: list[tuple[int, str]] = []
+            for extent in BOUNDS:
+                inputs, *hidden, outputs = layers
+                if side == "width":
+                    hidden = [extent] * len(hidden)
+                network = Network((extent if side == "inputs" else inputs, *hidden,
+                                   extent if side == "outputs" else outputs))
+                rows = extent if side == "batch" else batch
+                plan = step_plan(network, rows, 4 * rows)
+                plan, _ = select(opt, network, 4, machine, batch=rows).apply(plan)
+                kinds = Counter(f"{op.kind}/{op.impl}" for op in plan.ops)
+                answer = " ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+                if found and found[-1][1] == answer:
+                    found.pop()
+                found.append((extent, answer))
+            yield f"# {opt}, {'-'.join(map(str, layers))}, batch {batch}: {side}"
+            yield from (f"to {extent}: {answer}" for extent, answer in found)
 
 
 @record
