@@ -74,6 +74,31 @@ def test_files_that_name_other_libraries_are_merged_unless_a_version_differs(
                                    str(tmp_path / "w.json")).exception)
 
 
+@pytest.mark.parametrize(("changed", "words"), [
+    ({}, ""), ({"commit": "fed4321"}, "the commit of the one is abc1234def, of the other fed4321"),
+    ({"commit": ""}, "the commit of the one is abc1234def, of the other unknown"),
+    ({"gpu": {**built.GPU, "name": "Other"}},
+     "the GPU of the one is NVIDIA Test GPU, of the other Other"),
+    ({"gpu": {**built.GPU, "driver": "590"}},
+     "the driver of the one is 580.1, of the other 590")])
+def test_files_of_other_commits_gpus_and_drivers_do_not_belong_together(
+        changed: dict[str, Any], words: str, tmp_path: Path) -> None:
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    other = replace(built.place(date="2026-01-02"), **changed)
+    for file, name, where in zip(files, "12", (built.place(), other), strict=True):
+        built.results(built.programs(f"sample/{name}", {("rawnn", "float32"): 1.0}, where=where),
+                      places=[where]).write(file)
+    page = tmp_path / "whole.md"
+    done = invoke("merge", *map(str, files), "--json", str(tmp_path / "whole.json"), "--markdown",
+                  str(page))
+    if words:
+        assert str(done.exception) == f"{files[0]} and {files[1]} do not belong together: {words}"
+        assert not (tmp_path / "whole.json").exists()
+    else:
+        assert done.exit_code == 0, done.output
+        assert all(f"seed {n}" in page.read_text() for n in (1, 2))
+
+
 def test_workloads_beside_numpy(tmp_path: Path) -> None:
     kept = tmp_path / "p.json"
     done = invoke("peers", "--workload", "linear", "--dataset", "synthetic", "--device", "host",

@@ -14,7 +14,8 @@ import pytest
 
 import rawnn
 from rawnn.bench.statistics import median_interval
-from rawnn.common.errors import ConfigError
+from rawnn.common.errors import ConfigError, DeviceError, MissingLibrary
+from rawnn.cuda.compiling.resources import Usage, occupancy
 from rawnn.cuda.device import Device
 from rawnn.cuda.stream import Event, Stream
 from rawnn.lab import CheckFailed, Refused, Work, timing
@@ -369,6 +370,62 @@ def test_what_no_cache_can_beat(device: Device) -> None:
                         (pytest.approx(3000 / (1e9 * 1.05) * 1e6), False)]
     assert least(10_000)[0][0] == pytest.approx(14_000 / (20 * 1.15) * 1e-3)
     assert least(1 << 20)[0][0] == pytest.approx(12_000 / (20 * 1.15) * 1e-3)
+
+
+@pytest.mark.parametrize(("clock", "width", "gbps"), [
+    (2_619_000, 5120, 3352.32), (9_501_000, 384, 912.096), (0, 5120, None), (None, None, None)])
+def test_without_measured_limits_memory_moves_two_words_a_clock_at_most(
+        device: Device, clock: int | None, width: int | None, gbps: float | None) -> None:
+    """An H100's and an RTX 3090's memory; drivers that report no clock allow any time, and so does
+    a simulated GPU."""
+    problem = problem_of(HONEST.simulated(device), Work(**HONEST.given))
+    trial = problem.trial({"n": 3000}, np.random.default_rng(0))
+    known = {"L2_CACHE_SIZE": 0, "MEMORY_CLOCK_RATE": clock, "GLOBAL_MEMORY_BUS_WIDTH": width}
+    cold = object()
+
+    def attribute(name: str) -> int:
+        if known[name] is None:
+            raise DeviceError("not reported")
+        return known[name]  # type: ignore[return-value]
+
+    for name in ("cuda", "sim"):
+        gpu = SimpleNamespace(attribute=attribute, backend=SimpleNamespace(name=name))
+        found = list(timing._least(problem, trial, cold, object(), None, gpu))  # type: ignore[arg-type]
+        if gbps is None or name == "sim":
+            assert found == []
+        else:
+            (us, times, words), = found
+            assert us == pytest.approx(24_000 / gbps * 1e-3)
+            assert times is cold
+            assert f"moving 24,000 bytes at {gbps:,.0f} GB/s, the most its memory" in words
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_90a", "sm_85"])
+@pytest.mark.parametrize("failure", [None, MissingLibrary("no NVRTC\nat all"), RuntimeError("x")])
+def test_what_a_kernel_uses_is_known_as_far_as_the_compiler_and_the_gpu_are(
+        monkeypatch: pytest.MonkeyPatch, arch: str, failure: Exception | None) -> None:
+    """The block's threads, and static and dynamic shared memory together, limit occupancy."""
+    used = advice_module.Resources("k", Usage(64, 1000, 0, 0), (8, 16), None)
+
+    def resources(source: Any, expressions: Any, asked: str) -> list[Any]:
+        assert (expressions, asked) == (("k",), arch)
+        if failure is not None:
+            raise failure
+        return [used]
+
+    monkeypatch.setattr(advice_module, "resources", resources)
+    kernel: Any = SimpleNamespace(
+        device=SimpleNamespace(attribute={"MULTIPROCESSOR_COUNT": 132}.get, arch=arch),
+        source=SimpleNamespace(arch=""), expression="k")
+    found = advice_module.uses_of(kernel, Launching((1, 1, 1), (8, 4, 8), 30_000))
+    assert found.multiprocessors == 132
+    if failure is not None:
+        assert (found.resources, found.occupancy) == (None, None)
+        assert found.missing == str(failure).partition("\n")[0]
+    else:
+        assert found.resources is used
+        assert found.occupancy == (occupancy("sm_90", threads=256, registers=64, shared=31_000)
+                                   if arch != "sm_85" else None)
 
 
 @pytest.mark.parametrize("cache", [0, 10_000, 1 << 20])
