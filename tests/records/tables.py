@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import msgspec
 
-from rawnn.bench.record import Record, Results, read_all
+from rawnn.bench.record import Record, Results, read_all, read_results
 from rawnn.bench.render import machine
 from rawnn.bench.render.charts import Chart
 from rawnn.bench.render.html_report import parts_of, write_report
@@ -534,3 +534,19 @@ def html_report() -> Lines:
             for line in page.splitlines()
             if line.strip() and "<td" not in line and "{" not in line
         )
+
+
+@record
+def old_results() -> Lines:
+    """All that files of older formats hold, as they are read today."""
+    for path in sorted((Path(__file__).parents[1] / "bench" / "old_results").glob("*.json")):
+        found = read_results(path)
+        yield f"# {path.stem}: {short(found.ended)}"
+        for key, environment in found.environments.items():
+            yield f"{key}: {short(msgspec.to_builtins(environment))}"
+        for each in found.records:
+            yield (
+                f"{each.case}, {each.variant}, {each.precision}: {each.metric} ({each.unit}) "
+                f"{short(each.samples)} {each.status} {each.reason} {short(each.conditions)} "
+                f"{short(each.notes)}"
+            )
