@@ -110,6 +110,19 @@ def test_what_does_not_fit_the_l2_cache_comes_from_memory() -> None:
     assert far.memory_us == pytest.approx(2 * (near.memory_us or 0))
 
 
+@pytest.mark.parametrize("room", [-1, 0])
+def test_what_stays_in_the_l2_cache_is_all_but_the_data_set(room: int) -> None:
+    """Of the data set the batch's rows alone pass through."""
+    plan, policy = planned((64, 128, 10), 32, "preload,tiled,graphs")
+    used = {name for op in plan.ops for name, _ in (*op.reads, *op.writes)}
+    kept = sum(plan[name].nbytes for name in used if name not in ("images", "labels"))
+    assert plan["images"].nbytes > 1
+    rate = 8000e3 if room >= 0 else 4000e3  # of the L2 cache, and of device memory
+    cost, = (c for c in op_costs(plan, policy, made(l2_bytes=kept + room))
+             if c.op.name == "fc1.forward")
+    assert cost.memory_us == pytest.approx(cost.nbytes / rate)
+
+
 def test_without_limits_there_are_bytes_and_operations_alone() -> None:
     plan, policy = planned((784, 10), 128, "preload")
     costs = op_costs(plan, policy, None)

@@ -80,6 +80,22 @@ def test_variants_are_paired_by_all_that_identifies_them() -> None:
     assert pairs[2].reason == "a fault"
 
 
+@pytest.mark.parametrize(("suite", "metric"), [
+    *((suite, "epoch_ms") for suite in ("ladder", "workloads", "toggles", "ablation")),
+    *((suite, "step_us") for suite in ("sample", "many", "grid", "peers", "sweep"))])
+def test_every_suite_with_times_is_compared_by_its_own(suite: str, metric: str) -> None:
+    """Of runs the epoch, whose steps another batch changes; of programs the step."""
+    case = suite if suite == "ladder" else f"{suite}/x"
+    a, b = (results(*(record("best", times(factor), case, name, precision="tf32")
+                      for name, factor in (("accuracy", 1.0), (metric, of), (
+                          "step_us" if metric == "epoch_ms" else "epoch_ms", 9.0))))
+            for factor, of in ((1.0, 1.0), (1.0, 2.0)))
+    [pair] = pairs_of(a, b)
+    assert (pair.case, pair.verdict) == (case, "flagged")
+    assert pair.ratio is not None
+    assert pair.ratio.value == pytest.approx(2.0)
+
+
 def test_files_without_a_variant_in_common_are_refused() -> None:
     with pytest.raises(ConfigError, match="have no variant in common: A has toggles/linear a"):
         pairs_of(results(record("a", [1.0])), results(record("b", [1.0])))

@@ -205,6 +205,11 @@ def test_wrong_programs_never_count_and_are_named() -> None:
     assert any("jax <form> bf16 wrong: off" in note for note in sample(found)[1].notes)
     grids = SUITES["peers"].grids(results(programs("peers/mlp4", TIMES, wrong=[("jax", "bf16")])))
     assert any("WRONG" in row for row in grids[-1].rows)
+    for suite in ("peers", "sweep"):
+        named = SUITES[suite].grids(results(programs(f"{suite}/mlp4", TIMES,
+                                                     wrong=[("jax", "bf16")])))
+        assert [note for grid in named for note in grid.notes if "wrong" in note] == \
+            ["mlp4: jax <form> bf16 wrong: off"]
 
 
 def test_the_headline_has_the_fastest_of_each_system() -> None:

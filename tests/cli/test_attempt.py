@@ -56,6 +56,16 @@ def test_without_a_gpu_all_but_execution(mine: Path, capsys: pytest.CaptureFixtu
     assert "there is no GPU here: what it computes was not checked" in " ".join(text.split())
 
 
+def test_a_configuration_file_says_which_network(mine: Path, capsys: pytest.CaptureFixture[str]
+                                                 ) -> None:
+    """And no other is taken in its place; options win over it."""
+    Path("own.toml").write_text('layers = [784, 9, 10]\nbatch = 3000\ndataset = "synthetic"\n')
+    for options, layers in (((), "784-9-10"), (("--layers", "784-11-10"), "784-11-10")):
+        assert run(["kernel", "try", str(mine), "--device", "host", "--config", "own.toml",
+                    *options]) == 0
+        assert f"runs relu1 of {layers} at batch 3000" in capsys.readouterr().out
+
+
 def test_beside_best_in_turns(mine: Path, capsys: pytest.CaptureFixture[str],
                               monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"WARM_S": 0.0, "PATIENCE_S": 0.0, "SAMPLES": 1}.items():

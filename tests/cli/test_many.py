@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import rawnn as package
+from rawnn.cli import many as many_command
 from rawnn.cli.many import _some
 from rawnn.cli.varying import varied
 from rawnn.common.errors import ConfigError
@@ -244,3 +246,28 @@ def test_a_run_whose_networks_all_diverge_has_failed(rawnn: Rawnn, table: Path, 
 def test_a_column_is_shown_where_some_member_has_a_number(values: list[float]) -> None:
     """A member that has diverged has none."""
     assert _some(np.array(values)) == (0.5 in values)
+
+
+@pytest.mark.parametrize("rank", [None, 0, 1])
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_one_rank_prints_and_writes_what_all_have_found(
+        rawnn: Rawnn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int | None,
+        interrupted: bool) -> None:
+    """A chart is drawn of a run that came to its end alone."""
+    done: list[str] = []
+    found = SimpleNamespace(
+        interrupted=interrupted, signal=None, to_json=lambda path: done.append("json"),
+        to_dict=dict)
+    monkeypatch.setattr(many_command, "rank_from_environment", lambda *given: None if rank is None
+                        else SimpleNamespace(rank=rank))
+    monkeypatch.setattr(many_command, "start", lambda *given, **options: found)
+    monkeypatch.setattr(many_command, "final_epochs", lambda found: np.ones(2))
+    monkeypatch.setattr(many_command, "_summary", lambda found, best: done.append("summary"))
+    monkeypatch.setattr(many_command, "_interruption", lambda found: "ended early")
+    monkeypatch.setattr("rawnn.bench.render.variation.chart_of", lambda found: SimpleNamespace(
+        write=lambda path: done.append("chart")))
+    ended = rawnn("many", "--vary", "lr=0.1,0.2", "--json", str(tmp_path / "m.json"), "--plot",
+                  str(tmp_path / "m.svg"))
+    assert ended.status == (128 + 2 if interrupted else 0), ended.err
+    assert done == ([] if rank else ["json", "summary", *(["chart"] * (not interrupted))])
+    assert ("ended early" in ended.err) == (interrupted and not rank)

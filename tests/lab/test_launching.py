@@ -16,6 +16,7 @@ import rawnn
 from rawnn.common.errors import CompileError, ConfigError, DeviceError
 from rawnn.cuda.device import Device
 from rawnn.cuda.stream import Stream
+from rawnn.lab import kernel as kernel_module
 from rawnn.sim import Simulation, register
 from tests import requires
 
@@ -245,3 +246,15 @@ def test_a_setting_changes_alone_and_can_be_taken_back(kernel: rawnn.Kernel, nam
         for other, (usual, given, _) in SETTINGS.items():
             if other != name:
                 assert (getattr(back, other) or usual) == (given if others else usual)
+
+
+def test_launches_of_many_geometries_are_not_all_kept(kernel: rawnn.Kernel, x: Any,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last ones are, and all of them work."""
+    monkeypatch.setattr(kernel_module, "_MAX_PREPARED", 4)
+    for count, grid in enumerate(range(1, 20), 1):
+        launch = kernel[grid, 64]
+        launch(x, 1, 64)
+        assert kernel[grid, 64] is launch
+        assert len(kernel._launchers) <= 5
+        assert (x.numpy() == count).all()

@@ -59,6 +59,17 @@ def test_as_many_members_as_are_said_to_be_the_most() -> None:
         product_of({"lr": range(MOST + 1)})
 
 
+@pytest.mark.parametrize(("budget", "fits"), [(None, True), (5, False), (6, True), (7, True)])
+def test_a_grid_is_tried_whole_or_not_at_all(budget: int | None, fits: bool) -> None:
+    space = {"lr": (0.1, 0.2), "batch": (4, 8, 16)}
+    if fits:
+        assert grid_of(space, budget) == [{"lr": lr, "batch": batch} for lr in (0.1, 0.2)
+                                             for batch in (4, 8, 16)]
+    else:
+        with pytest.raises(ConfigError, match="the grid has 6 combinations, more than budget = 5"):
+            grid_of(space, budget)
+
+
 @pytest.mark.parametrize(("given", "rungs"), [
     ((27, 27, 3, None), (1, 3, 9)), ((81, 27, 3, 1), (1, 3, 9)), ((9, 50, 3, 2), (2, 6)),
     ((4, 8, 2, None), (2, 4)), ((1, 10, 3, None), ()), ((100, 1, 3, None), ()),
