@@ -159,6 +159,38 @@ def test_who_did_not_belong_is_counted_where_a_rank_is_missing() -> None:
     assert "(1 of those that connected did not belong)" in str(found[0])
 
 
+@pytest.mark.parametrize("coming", [(), (1,), (None, 1, None), (None, None), (1, None, 2, None)])
+def test_only_those_who_did_not_belong_are_counted_where_a_rank_is_missing(
+        monkeypatch: pytest.MonkeyPatch, coming: tuple[int | None, ...]) -> None:
+    """Of four ranks one is missing at least; those who came are told so."""
+    now, left, pending = [0.0], list(coming), list[int]()
+    wires = {rank: Recorded() for rank in coming if rank}
+    monkeypatch.setattr(rendezvous, "monotonic", lambda: now[0])
+
+    def accepted(server: Any, place: RankContext, until: float, arrivals: Any, unknown: int) -> int:
+        pending.append(unknown)
+        if not left:
+            now[0] = until + 0.1
+            return 0
+        rank = left.pop(0)
+        arrivals.put(None if rank is None else admission.Arrival(
+            wires[rank], rank, 4, f"rank {rank}"))  # type: ignore[arg-type]
+        return 1
+
+    monkeypatch.setattr(rendezvous, "_accepted", accepted)
+    with pytest.raises(RanksError) as caught:
+        rendezvous._receive_all(None, replace(JOB, world_size=4))  # type: ignore[arg-type]
+    missing = [rank for rank in (1, 2, 3) if rank not in wires]
+    strangers = coming.count(None)
+    said = f" ({strangers} of those that connected did not belong)" if strangers else ""
+    names = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+    message = f"{names} of 4 did not come to 127.0.0.1:0 within 10 s{said}"
+    assert (str(caught.value), caught.value.speaks) == (message, True)
+    assert [(wire.sent, wire.closed) for wire in wires.values()] == [
+        ([{"failed": message}], True)] * len(wires)
+    assert set(pending) == {0}  # each was seen to before the next one
+
+
 def test_a_rank_with_another_secret_says_so_itself() -> None:
     port = free_port()
     found = together(2, lambda rank: Team(replace(JOB, rank=rank, local_rank=rank, port=port,

@@ -692,3 +692,17 @@ def test_who_cannot_go_on_is_said(named: list[int], said: str) -> None:
     progress.epoch[:] = 10
     with pytest.raises(ConfigError, match=said):
         _reactivate(progress, np.full(7, 10), named)
+
+
+def test_a_file_is_gone_on_with_for_as_many_epochs_as_are_asked_for(tmp_path: Path) -> None:
+    """As many as before where none are, and what is trained is what a whole run trains."""
+    options = {**OPTIONS, "lr": [0.1, 0.02], "epochs": 4}
+    rawnn.train_many(**options, save=tmp_path)
+    file = tmp_path / "rawnn-000002.safetensors"
+    for epochs, more in ((4, {}), (6, {"epochs": 6}), (3, {"epochs": 3})):
+        found = rawnn.train_many(resume=file, data=(X, Y), **more)
+        whole = rawnn.train_many(**{**options, "epochs": epochs})
+        assert found.progress.epoch.tolist() == [epochs] * 2
+        for mine, other in zip(found, whole, strict=True):
+            np.testing.assert_array_equal(mine.model.predict(X, "logits"),
+                                          other.model.predict(X, "logits"))
