@@ -74,6 +74,12 @@ def test_every_kernel_in_the_sources_is_an_instance() -> None:
     assert kernels == {i.expression.partition("<")[0] for i in tool.instances()}
 
 
+def test_weights_that_are_computed_again_are_const_throughout() -> None:
+    """The compiler then refuses a store to them."""
+    for file in ("deferred.cu", "deferred.cuh"):
+        assert "const_cast" not in (ptx.SOURCES / "gemm" / file).read_text()
+
+
 def a_few(archs: list[str]) -> dict[str, list[Any]]:
     """By architecture: of a quarter of the sources, others in the next slice, as many instances as
     are compiled at once, for one of the architectures that they run on, another one for the next

@@ -93,9 +93,9 @@ __global__ void __launch_bounds__(deferred::kThreads, deferred::kBlocks<BATCH>)
         const int* __restrict__ clock, int rows, int cols, float lr, float decay, int offset) {
   const deferred::Layer<TX, TC, TY, ACTIVATION, Sgd, BATCH, STEPS, false, true> layer{
       {{dz, lddz, x, ldx}, {dz1, lddz1, x1, ldx1}, {dz2, lddz2, x2, ldx2}, {dz3, lddz3, x3, ldx3}},
-      const_cast<float*>(w), ldw,
+      w, ldw,
       {},
-      const_cast<float*>(bias), nullptr, 0, a, lda, c, ldc,
+      bias, nullptr, 0, a, lda, c, ldc,
       {rates, cursor, clock, nullptr, nullptr, offset}, rows, cols, lr,
       {decay}};
   layer.run();
@@ -114,9 +114,9 @@ __global__ void __launch_bounds__(deferred::kThreads, deferred::kBlocks<BATCH>)
         bool nesterov, int offset) {
   const deferred::Layer<TX, TC, TY, ACTIVATION, Momentum, BATCH, STEPS, false, true> layer{
       {{dz, lddz, x, ldx}, {dz1, lddz1, x1, ldx1}, {dz2, lddz2, x2, ldx2}, {dz3, lddz3, x3, ldx3}},
-      const_cast<float*>(w), ldw,
-      {{const_cast<float*>(v)}, {ldv}, {const_cast<float*>(bias_v)}},
-      const_cast<float*>(bias), nullptr, 0, a, lda, c, ldc,
+      w, ldw,
+      {{v}, {ldv}, {bias_v}},
+      bias, nullptr, 0, a, lda, c, ldc,
       {rates, cursor, clock, nullptr, nullptr, offset}, rows, cols, lr,
       {decay, momentum, nesterov}};
   layer.run();
@@ -136,11 +136,11 @@ __global__ void __launch_bounds__(deferred::kThreads, deferred::kBlocks<BATCH>)
         float eps, bool decoupled, int offset) {
   const deferred::Layer<TX, TC, TY, ACTIVATION, ApproximateAdam, BATCH, STEPS, false, true> layer{
       {{dz, lddz, x, ldx}, {dz1, lddz1, x1, ldx1}, {dz2, lddz2, x2, ldx2}, {dz3, lddz3, x3, ldx3}},
-      const_cast<float*>(w), ldw,
-      {{const_cast<float*>(m), const_cast<float*>(v)},
+      w, ldw,
+      {{m, v},
        {ldm, ldv},
-       {const_cast<float*>(bias_m), const_cast<float*>(bias_v)}},
-      const_cast<float*>(bias), nullptr, 0, a, lda, c, ldc,
+       {bias_m, bias_v}},
+      bias, nullptr, 0, a, lda, c, ldc,
       {rates, cursor, clock, nullptr, nullptr, offset}, rows, cols, lr,
       {decay, beta1, beta2, eps, decoupled}};
   layer.run();

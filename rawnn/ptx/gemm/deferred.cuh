@@ -26,6 +26,16 @@ struct Factors {
   int ldx;
 };
 
+// float where the new weights and state are stored, else const float.
+template <bool STORES>
+struct Stored {
+  using Type = float;
+};
+template <>
+struct Stored<false> {
+  using Type = const float;
+};
+
 // Four neighboring elements that this launch uses once: they do not displace x and a in the L1 cache.
 template <typename T>
 __device__ __forceinline__ void load_once(float (&values)[4], const T* from, bool whole, int count) {
@@ -62,12 +72,13 @@ struct Layer {
   static constexpr int R = kRows<OPTIMIZER, BATCH>;
   static constexpr int kSums = BATCH * R;
   static_assert(kSums <= 32, "a warp finishes the sums of a block's rows");
+  using Weight = typename Stored<STORES>::Type;
 
   Factors<TX> factors[kMostSteps];  // by steps back
-  float* w;
+  Weight* w;
   int ldw;
-  States<kStates> states;
-  float* bias;
+  States<kStates, Weight> states;
+  Weight* bias;
   TC* copy;
   int ldcopy;
   const TX* a;
@@ -252,11 +263,13 @@ struct Layer {
       }
     }
     __syncthreads();  // all have read the bias, and the sums are there
-    if (STORES && mine && b == 0 && bias != nullptr) {
-      bias[row] = value;
-      if constexpr (kStates > 0) {
+    if constexpr (STORES) {
+      if (mine && b == 0 && bias != nullptr) {
+        bias[row] = value;
+        if constexpr (kStates > 0) {
 #pragma unroll
-        for (int s = 0; s < kStates; ++s) states.of_bias[s][row] = state[s];
+          for (int s = 0; s < kStates; ++s) states.of_bias[s][row] = state[s];
+        }
       }
     }
     if constexpr (NEXT) {
@@ -270,7 +283,7 @@ struct Layer {
     __syncthreads();  // the next rows' sums take this place
   }
 
-  __device__ __forceinline__ float* state_of(int s, int row, int column) const {
+  __device__ __forceinline__ Weight* state_of(int s, int row, int column) const {
     return at(states.of_weights[s], states.ld[s], row, column);
   }
 };

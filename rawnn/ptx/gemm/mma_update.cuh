@@ -7,15 +7,16 @@
 #include "optimizers/step_functors.cuh"
 #include "optimizers/updates.cuh"
 
-// OPTIMIZER's state for each weight, as matrices like w, and for each element of the bias.
-template <int N>
+// OPTIMIZER's state for each weight, as matrices like w, and for each element of the bias. T is float, or
+// const float where it is only read.
+template <int N, typename T = float>
 struct States {
-  float* of_weights[N];
+  T* of_weights[N];
   int ld[N];
-  float* of_bias[N];
+  T* of_bias[N];
 };
-template <>
-struct States<0> {};
+template <typename T>
+struct States<0, T> {};
 
 // The settings of an op's optimizer, except the rate.
 template <typename OPTIMIZER>
