@@ -86,9 +86,10 @@ __device__ __forceinline__ void poll_sums(const T& transport, int place, int cou
     if constexpr (items * TEAMS <= Shape::kThreads) break;
   }
   if constexpr (TEAMS > 1) {
+    static_assert(items * TEAMS <= Shape::kThreads, "a thread has one sum at most");
     __syncthreads();
-#pragma unroll 1
-    for (int item = thread_index(); item < all; item += Shape::kThreads) {
+    const int item = thread_index();
+    if (item < all) {
       float4 sum = *reinterpret_cast<const float4*>(scratch + item * 4);
 #pragma unroll
       for (int team = 1; team < TEAMS; ++team) {
@@ -96,7 +97,6 @@ __device__ __forceinline__ void poll_sums(const T& transport, int place, int cou
         sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
       }
       body(item / across, item % across * 4, sum);
-      if constexpr (items <= Shape::kThreads) break;
     }
   }
 }
