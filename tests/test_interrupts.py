@@ -252,7 +252,7 @@ from rawnn.engine.runners.host import HostRunner
 whole = HostRunner.epoch
 def slow(self, measured):
     whole(self, measured)
-    for _ in range(200):
+    for _ in range(100):
         time.sleep(0.01)
 HostRunner.epoch = slow
 """
@@ -260,7 +260,7 @@ ARGUMENTS = ["--device", "host", "--dataset", "synthetic", "--epochs", "30", "--
 
 
 def started(code: str) -> subprocess.Popen[str]:
-    """A process that trains in epochs of 2 s, behind the first row that it prints."""
+    """A process that trains in epochs of 1 s, behind the first row that it prints."""
     process = subprocess.Popen([sys.executable, "-u", "-c", SLOW + code], text=True, cwd=ROOT,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                env={**os.environ, "PYTHONPATH": str(ROOT)})

@@ -93,7 +93,7 @@ def test_a_member_is_what_one_network_is(tmp_path: Path, sharding: str,
 
 
 @pytest.mark.parametrize(("sharding", "in_registers"), sliced(
-    [("1x1:64x2:FFFF", True), ("1x1:64x1:FFFF:2", True), ("1x1:64:FFFF", False)], 2))
+    [("1x1:64x2:FFFF", True), ("1x1:64x1:FFFF:2", True), ("1x1:64:FFFF", False)]))
 def test_bits_do_not_depend_on_where_state_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                                 sharding: str, in_registers: bool) -> None:
     """That of the members lies in global memory, and that of one network in the block."""
@@ -187,7 +187,7 @@ FAULTS = [
 """Wrong strides, lists, fold boundaries, seeds, epochs, rates and settings."""
 
 
-@pytest.mark.parametrize(("right", "wrong"), sliced(FAULTS, 4))
+@pytest.mark.parametrize(("right", "wrong"), sliced(FAULTS, 2))
 def test_a_wrong_index_is_found(tmp_path: Path, right: str, wrong: str) -> None:
     launch = MemberLaunch(group_of(4, folds=2, varied=("weight_decay",), momentum=0.9),
                           "1x1:32:FFFF")
@@ -206,8 +206,8 @@ def test_a_wrong_index_is_found(tmp_path: Path, right: str, wrong: str) -> None:
         train_wrongly()
 
 
-@pytest.mark.parametrize(("right", "wrong"), [
-    ("(u + 2) % 16 == 0", "(u + 1) % 16 == 0"), ("((u + 1) % 17)", "((u + 1) % 16)")])
+@pytest.mark.parametrize(("right", "wrong"), sliced([
+    ("(u + 2) % 16 == 0", "(u + 1) % 16 == 0"), ("((u + 1) % 17)", "((u + 1) % 16)")]))
 def test_an_order_that_is_computed_too_late_or_read_elsewhere_is_found(
         tmp_path: Path, right: str, wrong: str) -> None:
     launch = MemberLaunch(group_of(2, layers=(8, 9, 3), rows=100, batch=3), "1x1:32:FFF")
@@ -225,7 +225,7 @@ def test_an_order_that_is_computed_too_late_or_read_elsewhere_is_found(
         train_wrongly()
 
 
-@pytest.mark.parametrize("members", [1, 2])
+@pytest.mark.parametrize("members", sliced([1, 2]))
 def test_few_members(tmp_path: Path, members: int) -> None:
     launch = MemberLaunch(group_of(members, folds=2), "1x1:32:FFFF")
     wanted = launch.single(members - 1, tmp_path)

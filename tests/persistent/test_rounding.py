@@ -39,7 +39,7 @@ def trained(launch: Launch, folder: Path) -> dict[str, np.ndarray]:
 
 
 @requires.GXX
-@pytest.mark.parametrize(("name", "ranks", "groups", "types", "left", "turns"), sliced(ALIKE, 2))
+@pytest.mark.parametrize(("name", "ranks", "groups", "types", "left", "turns"), sliced(ALIKE))
 def test_inputs_rounded_ahead_change_no_bit(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, ranks: int, groups: int,
         types: str, left: int, turns: int) -> None:

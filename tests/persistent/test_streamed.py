@@ -37,6 +37,7 @@ from tests.persistent.test_emulator import Launch, check
 from tests.persistent.test_interpreter import interpreted, worst
 from tests.ptx import guards
 from tests.ptx.architectures import installed_nvrtc
+from tests.slices import sliced
 
 CASES: dict[str, dict[str, Any]] = {
     # Half of each quad is padding, and nothing is rounded for the flag bit.
@@ -74,9 +75,9 @@ def launched(name: str, **options: Any) -> Launch:
 
 
 @requires.GXX
-@pytest.mark.parametrize(("name", "stages", "options"), [
+@pytest.mark.parametrize(("name", "stages", "options"), sliced([
     ("three layers, tanh", 2, {"left": 5, "turning": True}),
-    ("five layers, no bias", 1, {"turning": True}), ("six layers, three tiles", 0, {"left": 20})])
+    ("five layers, no bias", 1, {"turning": True}), ("six layers, three tiles", 0, {"left": 20})]))
 def test_operands_that_stream_train_as_numpy_does(tmp_path: Path, name: str, stages: int,
                                                   options: dict[str, Any]) -> None:
     """With room for the inputs of so many steps in shared memory."""
