@@ -85,15 +85,15 @@ def plan(config_file: str | None, examples: int, gpu: str, cost: bool, floors_fi
     baseline = training_step(network, recipe, data_spec)
     step, policy = selection.apply(baseline)
     step = with_unaligned_rows(step, row_by_row_operands(step))
+    if cost:
+        show_costs(step, policy, selection.target.name, floors_file)
+        return
     graphs = epoch_graphs(
         step, policy, steps, epoch_plans.begin(step, recipe, examples),
         epoch_plans.end(step, recipe.updates(examples)),
         bool(recipe.partial_size(examples))) if policy.graph else [GraphPlan(step, steps)]
     if dot:
         click.echo(_dot(graphs))
-        return
-    if cost:
-        show_costs(step, policy, selection.target.name, floors_file)
         return
     sentences(table_console(), [f"toggles: {selection}", f"policy:  {policy}",
                                 f"for:     {selection.target}",
