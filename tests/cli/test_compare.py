@@ -21,6 +21,11 @@ from tests.cli.conftest import Rawnn
 SMALL = ("--device", "host", "--dataset", "synthetic", "--batch", "2000", "--rounds", "2")
 
 
+@pytest.fixture(autouse=True)
+def as_many_samples_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rawnn.bench.peers.worker.LONG_S", 1e9)
+
+
 def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(compare, arguments)
 
@@ -84,7 +89,6 @@ def test_what_was_timed_outlives_ctrl_c(tmp_path: Path, monkeypatch: pytest.Monk
 
     original = side_by_side.timed
     monkeypatch.setattr("rawnn.bench.side_by_side.timed", timed)
-    monkeypatch.setattr("rawnn.bench.peers.worker.LONG_S", 1e9)  # on a busy machine, too
     kept = tmp_path / "d.json"
     done = invoke(*SMALL, "--opt", "none", "--opt", "preload", "--rounds", "5", "--json", str(kept))
     assert done.exit_code == 1  # of click's own, for Abort
