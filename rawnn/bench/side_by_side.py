@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -40,22 +39,23 @@ def compare_configurations(harness: Harness, config: Config, opts: Sequence[str]
     if len(set(opts)) < 2:
         raise ConfigError("give at least two different sets of toggles: --opt A --opt B")
     with ExitStack() as closing:
-        variants = []
+        programs = {}
         for opt in dict.fromkeys(opts):
-            program = Training(replace(config, opt=opt), data, opened)
-            closing.enter_context(program.session)
-            variants.append(_variant(opt, program, config, data, harness))
-        for variant in variants:
-            variant.take.args[0].block(1)  # type: ignore[attr-defined]
-            losses = variant.take.args[0].losses()  # type: ignore[attr-defined]
-            variant.facts["loss"] = float(np.mean(losses, dtype=np.float64))
+            programs[opt] = Training(replace(config, opt=opt), data, opened)
+            closing.enter_context(programs[opt].session)
+        variants = [_variant(opt, program, config, data, harness)
+                    for opt, program in programs.items()]
+        for variant, program in zip(variants, programs.values(), strict=True):
+            program.block(1)
+            variant.facts["loss"] = float(np.mean(program.losses(), dtype=np.float64))
         harness.ask(variants)
         harness.interleave(variants, rounds, is_budgeted=False)
     harness.end()
     return harness.results.entries(SUITE)
 
 
-def _variant(opt: str, program: Any, config: Config, data: Dataset, harness: Harness) -> Variant:
+def _variant(opt: str, program: Training, config: Config, data: Dataset,
+             harness: Harness) -> Variant:
     session = program.session
     words = [n if v is None else f"{n}={v}" for n, v in session.selection.values.items()]
     conditions: dict[str, Value] = {
@@ -68,7 +68,7 @@ def _variant(opt: str, program: Any, config: Config, data: Dataset, harness: Har
     return variant
 
 
-def _turn(program: Any, harness: Harness, number: int) -> Sample:
+def _turn(program: Training, harness: Harness, number: int) -> Sample:
     with harness.watch.during() as observed:
         found = timed(program)
     libraries: dict[str, str] = {}
