@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from rawnn.bench.cases.ladder import ALWAYS, IDENTIFYING
+from rawnn.bench.gpu_limits import METRICS
 from rawnn.bench.harness import precision_name
 from rawnn.bench.record import (
     CLOCK_METRICS,
@@ -244,13 +245,10 @@ def _network_case(suite: str, problem: Json) -> str:
     return f"{suite}/{name.removeprefix('seed ') if suite == 'sample' else name}"
 
 
-LIMITS = {"us": "latency_us", "GB/s": "bandwidth_gbs", "TFLOP/s": "throughput_tflops"}
-
-
 def _floors(raw: Json) -> Iterator[Record]:
     for f in raw["floors"]:
         yield from records_of(
-            "lower-bounds", f["name"], {LIMITS[f["unit"]]: f.get("samples", [])},
+            "lower-bounds", f["name"], {METRICS[f["unit"]]: f.get("samples", [])},
             status="measured" if f.get("value") else "unavailable", reason=f.get("reason", ""),
             notes=[f["what"], f.get("how", "") + (
                 "" if f.get("steady", True) else "; not steady")])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from rawnn.bench.record import Record
+from rawnn.bench.render.training import REFERENCE
 from rawnn.common.errors import TrainingDiverged
 from rawnn.data import Dataset
 from rawnn.engine.config import Config
@@ -17,7 +18,6 @@ from rawnn.engine.runners.prepared_run import prepare
 from rawnn.opts import select
 from rawnn.opts.registry import Machine
 
-REFERENCE = "reference"
 SEEDS = tuple(range(10))
 HOST = Machine("the float64 reference runs on the host")
 

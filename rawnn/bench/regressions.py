@@ -24,6 +24,7 @@ from rawnn.bench.peers.system_comparison import problem_of
 from rawnn.bench.peers.training_problem import Problem
 from rawnn.bench.peers.worker import timed
 from rawnn.bench.record import Entry, Results
+from rawnn.bench.render.networks import OURS
 from rawnn.bench.statistics import ENOUGH, Ratio, geometric_mean, ratio
 from rawnn.bench.training import trained
 from rawnn.common.errors import ConfigError, RawnnError
@@ -39,7 +40,6 @@ TRAINED = ("ladder", "workloads", "toggles", "ablation")
 """Suites whose variants are training runs, timed by the epoch."""
 COMPARED = ("sample", "many", "grid", "peers", "sweep")
 """Suites whose variants are programs of several systems, timed by the step."""
-OURS = "rawnn"
 
 Verdict = Literal["slower", "flagged", "not repeated", "faster", "same", "noise", "lost", "new",
                   "not measured"]

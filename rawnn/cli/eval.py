@@ -8,7 +8,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from rawnn.cli.examples import Examples, device_for, given_examples, own_examples, say
+from rawnn.cli.examples import Examples, device_for, given_examples, own_examples
 from rawnn.cli.figures import MOST_CLASSES, class_figures, class_table, confusion_table
 from rawnn.cli.option_groups import Command
 from rawnn.cli.options import (
@@ -23,7 +23,7 @@ from rawnn.cli.options import (
     run_option,
 )
 from rawnn.cli.run_summary import loss_text
-from rawnn.cli.screen import fitted, table_console, working
+from rawnn.cli.screen import fitted, say, table_console, working
 from rawnn.common.errors import ConfigError
 from rawnn.common.files import check_output, write_atomically
 from rawnn.common.jsontext import indented_json

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 from numpy.typing import NDArray
 
+from rawnn.cli.screen import say
 from rawnn.common.csvformat import CsvFormat, joined_columns
 from rawnn.common.errors import ConfigError, DataError
 from rawnn.data import load_dataset
@@ -36,11 +36,6 @@ class Examples:
     inputs: NDArray[Any]
     answers: Any
     source: str
-
-
-def say(message: str) -> None:
-    """Print a sentence for the user on standard error, separate from the command's output."""
-    click.echo(f"rawnn: {message}", err=True)
 
 
 def device_for(wanted: str) -> str:

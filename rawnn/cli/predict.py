@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rawnn.cli.eval import show
-from rawnn.cli.examples import device_for, given_examples, say
+from rawnn.cli.examples import device_for, given_examples
 from rawnn.cli.option_groups import Command
 from rawnn.cli.options import (
     DATA,
@@ -26,7 +26,7 @@ from rawnn.cli.options import (
     devices,
     run_option,
 )
-from rawnn.cli.screen import table_console, working
+from rawnn.cli.screen import say, table_console, working
 from rawnn.common.errors import ConfigError
 from rawnn.common.files import check_output, write_atomically
 from rawnn.data.catalog import DATASETS

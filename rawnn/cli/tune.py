@@ -11,7 +11,7 @@ from rich.table import Table
 
 from rawnn.cli.option_groups import Command
 from rawnn.cli.options import config_options, make_config
-from rawnn.cli.screen import sentences, table_console
+from rawnn.cli.screen import say, sentences, table_console
 from rawnn.common.errors import ConfigError, DataError, DeviceError
 from rawnn.data import Dataset
 from rawnn.engine.config import Config
@@ -46,7 +46,7 @@ def tune(config_file: str | None, table_file: Path | None, show: bool, **options
         return
     config = make_config(config_file, options)
     precision = precision_of(word.strip() for word in config.opt.split(","))
-    opened = open_device(config.device, _say)
+    opened = open_device(config.device, say)
     if opened.device is None:
         raise ConfigError(f"tune measures on a GPU: {opened.machine.no_gpu}")
     try:
@@ -82,9 +82,9 @@ def _data(config: Config) -> Dataset | None:
                                         if config.autoencoder else outline):
         return None  # without fetching it
     try:
-        data = named(config, _say, stand_in=True)
+        data = named(config, say, stand_in=True)
     except DataError as error:
-        _say(f"tuning with random data: {error}")
+        say(f"tuning with random data: {error}")
         return None
     data = data.reconstructing() if config.autoencoder else data
     return data if fits(config.network(), data) else None
@@ -100,13 +100,9 @@ def _entry(search: Search, task: Task, driver: str) -> Entry:
                                           data_spec_of(task.data, "train")))
 
 
-def _say(message: str) -> None:
-    click.echo(f"rawnn: {message}", err=True)
-
-
 def _tell(found: Measured) -> None:
     if found.us:
-        _say(f"{found.us:9.1f} us a step  {found.toggles or 'no toggle'}")
+        say(f"{found.us:9.1f} us a step  {found.toggles or 'no toggle'}")
 
 
 def _report(search: Search, entry: Entry) -> None:

@@ -13,7 +13,7 @@ import msgspec
 from rawnn.bench.case import BUDGET, DEVICE, Case
 from rawnn.bench.harness import Harness, Sample, Variant, precision_name
 from rawnn.bench.record import Record, Results, Value
-from rawnn.bench.reference import REFERENCE, SEEDS, host_accuracy
+from rawnn.bench.reference import SEEDS, host_accuracy
 from rawnn.bench.render import training
 from rawnn.bench.render.view import View
 from rawnn.bench.suites import Count, Settings, Suites
@@ -178,7 +178,7 @@ def _reference(config: Config, data: Dataset, harness: Harness) -> Record:
 
 def failures(results: Results) -> str:
     """Which rungs failed."""
-    rungs = [e for e in results.entries("ladder") if e.variant != REFERENCE]
+    rungs = [e for e in results.entries("ladder") if e.variant != training.REFERENCE]
     failed = [e.variant for e in rungs if e.status == "failed"]
     return f"{len(failed)} of {len(rungs)} rungs failed ({', '.join(failed)}); the reasons stand " \
            f"below the table" if failed else ""

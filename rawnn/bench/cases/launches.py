@@ -186,7 +186,7 @@ def failures(results: Results) -> str:
     return f"{failed[0].variant}: {failed[0].reason}" if failed else ""
 
 
-REFERENCE = "cuda.bindings, packed"
+REFERENCE = machine.PACKED
 MOST_BEYOND_US = {"rawnn": 1.0, "rawnn, bound": 0.2}
 """Microseconds of the host by which our launches may cost more than REFERENCE; half is usual."""
 

@@ -119,7 +119,7 @@ def peers_of(found: Sequence[Network]) -> tuple[str, ...]:
     return tuple(sorted(there - {OURS}, key=lambda s: (*ORDER, s).index(s)))
 
 
-def contest_source(results: Results, entries: Sequence[Entry], what: str) -> str:
+def comparison_source(results: Results, entries: Sequence[Entry], what: str) -> str:
     """The source of what was timed in turns with peers."""
     return provenance(results, entries, what + ", {runs}", shared=("sample_version", "run_steps"))
 

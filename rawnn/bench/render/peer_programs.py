@@ -16,7 +16,7 @@ from rawnn.bench.render.networks import (
     OURS,
     PRECISIONS,
     Network,
-    contest_source,
+    comparison_source,
     form,
     networks,
     peers_of,
@@ -43,7 +43,7 @@ def programs(suite: str) -> Callable[[Results], list[Grid]]:
         rows = [row for network in found for row in _program_rows(network)]
         entries = [e for network in found for e in network.entries]
         return [Grid(PROGRAMS, rows, (*PROGRAMS[:4], PROGRAMS[-1]),
-                     notes=remarks(entries, program), source=contest_source(
+                     notes=remarks(entries, program), source=comparison_source(
                          results, entries, counted(len(found), "network")), entries=entries)
                 .without_empty(PROGRAMS[5:6])] if rows else []
 
@@ -89,7 +89,7 @@ def headline(results: Results) -> list[Grid]:
                          f"**{ratio.value:.2f} x**" if ratio else "",
                          multiple(mine, network.plan(precision))])
     entries = [e for network in found for e in network.entries]
-    return [Grid(HEADLINE, rows, HEADLINE[:3], source=contest_source(
+    return [Grid(HEADLINE, rows, HEADLINE[:3], source=comparison_source(
         results, entries, counted(len(found), "network")), entries=entries)] if rows else []
 
 

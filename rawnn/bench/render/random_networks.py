@@ -17,7 +17,7 @@ from rawnn.bench.render.networks import (
     OURS,
     PRECISIONS,
     Network,
-    contest_source,
+    comparison_source,
     networks,
     peers_of,
     program,
@@ -168,7 +168,7 @@ def sample(results: Results) -> list[Grid]:
     if not found:
         return []
     entries = [e for network in found for e in network.entries]
-    source = contest_source(results, entries, f"{len(found)} of {len(asked(results))} networks")
+    source = comparison_source(results, entries, f"{len(found)} of {len(asked(results))} networks")
     return [
         Grid(SUMMARY, [s.cells() for s in summaries(found)], SUMMARY[:2],
              notes=[*filter(None, (tensor_bound(found), by_sample(results), setups(found)))],
