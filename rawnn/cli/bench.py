@@ -164,6 +164,15 @@ for each in CASES.values():
 # -- files -----------------------------------------------------------------------------------------
 
 
+def _show_all(results: Results, markdown_file: str | None) -> None:
+    """Print the tables of every suite, and write them as Markdown."""
+    for suite in results.suites:
+        tables.show(results, suite)
+    if markdown_file:
+        text = "\n".join(markdown(results, suite) for suite in results.suites)
+        write_atomically(markdown_file, text.encode())
+
+
 @bench.command()
 @click.argument("file", metavar="FILE.json")
 @MARKDOWN
@@ -173,11 +182,7 @@ def show(file: str, markdown_file: str | None, plot_file: str | None) -> None:
     results = read_results(file)
     if plot_file and "ladder" not in results.suites:
         raise ConfigError(f"--plot draws a ladder, and {file} holds {', '.join(results.suites)}")
-    for suite in results.suites:
-        tables.show(results, suite)
-    if markdown_file:
-        text = "\n".join(markdown(results, suite) for suite in results.suites)
-        write_atomically(markdown_file, text.encode())
+    _show_all(results, markdown_file)
     if plot_file:
         plot_ladder(results, plot_file)
 
@@ -201,11 +206,7 @@ def merge(files: tuple[str, ...], json_file: str, markdown_file: str | None) -> 
             raise ConfigError(f"{first} and {file} do not belong together: {reason}")
         whole.merge(found, file)
     whole.write(json_file)
-    for suite in whole.suites:
-        tables.show(whole, suite)
-    if markdown_file:
-        text = "\n".join(markdown(whole, suite) for suite in whole.suites)
-        write_atomically(markdown_file, text.encode())
+    _show_all(whole, markdown_file)
     failures = [said for suite in whole.suites if suite in CASES
                 if (said := CASES[suite].failures(whole))]
     if failures:

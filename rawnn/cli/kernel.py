@@ -44,10 +44,10 @@ def _source(file: Path, defines: tuple[str, ...], include: tuple[str, ...],
     macros = compiler.macros(defines)
     source = Source.of(file, macros, options, include, arch)
     source.check_macros(macros, source.text)  # a header's grid may be all that mentions one
-    return source, arch or _here()
+    return source, arch or _gpu_architecture()
 
 
-def _here() -> str:
+def _gpu_architecture() -> str:
     """The architecture of the first GPU, if there is one."""
     from rawnn.engine.machine import open_gpu
 

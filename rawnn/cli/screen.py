@@ -118,7 +118,7 @@ class Heartbeat:
     """
 
     def __init__(self, show: Callable[[], None]) -> None:
-        self._tell = show
+        self._show = show
         self._last_output = perf_counter()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="rawnn progress", daemon=True)
@@ -145,7 +145,7 @@ class Heartbeat:
             if self.due:
                 self.restart()
                 try:
-                    self._tell()
+                    self._show()
                 except (OSError, ValueError):  # the terminal is closed: nobody can read it
                     return
 
@@ -170,7 +170,7 @@ class Screen:
                         auto_refresh=False, disable=not console.is_terminal)
         self._task = self._bar.add_task(name, total=None, left="")
         self._pace = Pace(repeats)
-        self._heart = Heartbeat(self._tell)
+        self._heart = Heartbeat(self._show_progress)
 
     def __enter__(self) -> Screen:
         self._show()
@@ -195,7 +195,7 @@ class Screen:
                          left=self._pace.left, refresh=True)
         if self._heart.due:
             self._heart.restart()
-            self._tell()
+            self._show_progress()
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -214,7 +214,7 @@ class Screen:
         if not self._bar.disable:  # rich before 14.3 ends a hidden bar with an empty line
             self._bar.stop()
 
-    def _tell(self) -> None:
+    def _show_progress(self) -> None:
         if self._bar.disable:
             say(f"{self._name}: {self._pace}")
         else:

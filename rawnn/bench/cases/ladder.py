@@ -169,11 +169,11 @@ class _Once(Listener):
 
 def _reference(config: Config, data: Dataset, harness: Harness) -> Record:
     """The accuracy that a correct run reaches."""
-    def said(seed: int, accuracy: float) -> None:
+    def notify_of(seed: int, accuracy: float) -> None:
         harness.notify(f"float64 on the host, seed {seed}: accuracy {accuracy:.4f}")
         harness.progress(SEEDS.index(seed) + 1, len(SEEDS), len(SEEDS), f"reference, seed {seed}")
 
-    return host_accuracy(config, data, SEEDS, said)
+    return host_accuracy(config, data, SEEDS, notify_of)
 
 
 def failures(results: Results) -> str:
