@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rawnn.persistent.sharding import up
-
 if TYPE_CHECKING:
     from rawnn.persistent.schedule import Schedule
 
@@ -31,7 +29,7 @@ class Slot:
 def dsmem_floats(schedule: Schedule) -> int:
     """Floats of one of the two receive buffers of a block in a cluster; 0 without exchanges."""
     d = schedule.sharding
-    return max((each.rows * d.sent + up(each.flags, 4) for each in schedule.exchanges), default=0)
+    return max((each.floats_of_block(d) for each in schedule.exchanges), default=0)
 
 
 def l2_slots(schedule: Schedule) -> tuple[Slot, ...]:

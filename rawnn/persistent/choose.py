@@ -8,6 +8,7 @@ from functools import cache
 from math import inf
 
 from rawnn.persistent import cost
+from rawnn.persistent.by_examples import sharding_by_examples
 from rawnn.persistent.chip import Chip
 from rawnn.persistent.layout import Layout, layout_of, least_bytes
 from rawnn.persistent.problem import Problem, Unsupported
@@ -73,8 +74,10 @@ def choose(problem: Problem, chip: Chip, tp_size: int = 0, dp_size: int = 0) -> 
     given. Raises Unsupported where nothing fits."""
     if dp_size:
         check_blocks(problem, chip, tp_size, dp_size, _groups(chip, tp_size)[0][0])
-    best, least, ideal = _cheapest(chip, (*candidates(problem, chip, tp_size, dp_size),
-                                          *streamed_candidates(problem, chip, tp_size, dp_size)))
+    best, least, ideal = _cheapest(chip, (
+        *candidates(problem, chip, tp_size, dp_size),
+        *streamed_candidates(problem, chip, tp_size, dp_size),
+        *candidates_by_examples(problem, chip, tp_size, dp_size)))
     if not tp_size and problem.depth <= DEEP and (
             best is None or best.layout.schedule.is_compact or ideal * COMPACT_MARGIN < best.us):
         more, least_of_more, _ = _cheapest(
@@ -161,6 +164,15 @@ def streamed_candidates(problem: Problem, chip: Chip, tp_size: int,
     d = streamed_sharding(problem)
     if d and d.tp_size <= chip.blocks and tp_size in (0, d.tp_size) and dp_size in (0, 1):
         yield d
+
+
+def candidates_by_examples(problem: Problem, chip: Chip, tp_size: int,
+                           dp_size: int) -> Iterator[Sharding]:
+    """Shardings whose blocks split the examples, where a kernel has them."""
+    for size in chip.sizes:
+        d = sharding_by_examples(problem, size)
+        if d and tp_size in (0, size) and dp_size in (0, 1):
+            yield d
 
 
 def _groups(chip: Chip, tp_size: int) -> list[tuple[str, int]]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from rawnn.persistent import buffers
+from rawnn.persistent import buffers, by_examples
 from rawnn.persistent.block_memory import FIXED_BYTES, LayerLayout, Memory
 from rawnn.persistent.phases.gemm import BACKWARD, FORWARD
 from rawnn.persistent.phases.gradient_all_reduce import ALL, SHARE
@@ -138,7 +138,8 @@ class Layout:
         """Whether each block of a group has parts of a step's loss."""
         d = self.sharding
         return d.tp_size > 1 and (
-            d.shards_softmax if d.stores_tallies else d.boundaries[-1] == SHARDED)
+            d.shards_softmax or d.splits_examples if d.stores_tallies
+            else d.boundaries[-1] == SHARDED)
 
     def workspaces(self, steps: int) -> dict[str, int]:
         """4-byte words of each workspace of an epoch of so many steps; with members, of each."""
@@ -242,17 +243,21 @@ def _layout(schedule: Schedule, room: int, copied: bool) -> Layout:
     raw_pitch = up(ins * p.input_size, 16) // p.input_size
     inputs = d.columns * input_pitch + beyond(ins, input_pitch)
     input_floats = up(inputs, 8) // 2 if p.rounded else up(inputs, 4)
+    if d.splits_examples:  # in 16 bits, and of two steps
+        input_pitch, input_floats = by_examples.input_pitch(d), by_examples.input_floats(d)
     target_width = 0 if p.labelled or p.reconstruct else d.outs(p.depth - 1)
     target_pitch = up(target_width, 4) + (4 - up(target_width, 4)) % 16 if target_width else 0
     times = schedule.input_buffers
-    memory.take("x", (1 if p.converted else times) * input_floats, "inputs")
+    of_steps = 1 if p.converted and not d.splits_examples else times
+    memory.take("x", of_steps * input_floats, "inputs")
     if p.converted:
         memory.take("raw", times * (d.columns * raw_pitch * p.input_size // 4), "inputs as stored")
     if p.normalised:
         memory.take("mean", up(ins, 4), "means of inputs")
         memory.take("inverse_std", up(ins, 4), "scales of inputs")
     _take_values(schedule, memory)
-    memory.take("y", d.columns * (1 if p.labelled else times * target_pitch), "targets")
+    of_steps = times if d.splits_examples else 1
+    memory.take("y", d.columns * (of_steps if p.labelled else times * target_pitch), "targets")
     if p.ordered:
         memory.take("order", (orders_at_once(d) + 1) * d.columns, "numbers of examples")
     memory.take("rules", rules_at_once(p) * RULE_BYTES // 4, "optimizer step")
@@ -304,6 +309,8 @@ def _take_weights(schedule: Schedule, layer: int, memory: Memory, copied: bool) 
 def _take_values(schedule: Schedule, memory: Memory) -> None:
     """Values between layers: operands of GEMMs alone, in 16 bits where these take such."""
     d = schedule.sharding
+    if d.splits_examples:  # its phases have their own
+        return
     p, size = d.problem, 2 if d.problem.halved else 1
     floats = {f"a{n}": up(d.ins(n), 16) * d.pitch // size for n in range(1, p.depth)}
     gradients = {f"z{n}": up(d.outs(n - 1), 8) * d.pitch // size for n in range(1, p.depth + 1)}

@@ -56,6 +56,8 @@ def _phases(choice: Choice) -> Iterator[str]:
 
 
 def _outputs(d: Sharding, layer: int) -> str:
+    if d.splits_examples:
+        return "each block adds up the outputs of its examples"
     if d.layer_kinds[layer] == ROW_PARALLEL:
         return "outputs all-reduced"
     if d.layer_kinds[layer] == COLUMN_PARALLEL:

@@ -16,6 +16,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from rawnn.persistent.by_examples import first_free_warp
+from rawnn.persistent.phases.by_examples import (
+    SCATTER_EXAMPLES,
+    ConvertAhead,
+    FetchAhead,
+    ForwardOfBytes,
+    GatherGradients,
+    OwnSoftmax,
+    UpdateOfBytes,
+    WaitForInputs,
+)
 from rawnn.persistent.phases.epilogue import (
     ACCUMULATE,
     ACTIVATE,
@@ -158,6 +169,8 @@ def backward(d: Sharding, layer: int) -> list[Phase]:
 
 def weight_gradient(d: Sharding, layer: int) -> WeightGradient:
     """The gradient of a layer's weights and biases, updated or published in the epilogue."""
+    if d.splits_examples:
+        return next(phase for phase in by_examples(d) if isinstance(phase, WeightGradient))
     n, published = layer + 1, PUBLISH if d.micro_batches == 1 else ACCUMULATE
     return WeightGradient(f"gradient {n}", GRADIENT, layer, f"a{layer}" if layer else "x",
                           f"z{n}", d.ins(layer), d.outs(layer), d.columns,
@@ -247,6 +260,23 @@ def streamed(d: Sharding) -> list[Streamed]:
             UpdateFirst("gradient 1")]
 
 
+def by_examples(d: Sharding) -> list[Phase]:
+    """The step of one layer whose blocks split the examples of the softmax. What stands between the
+    forward GEMM and the softmax is for warps that have neither."""
+    bias, free = "b1" if d.problem.bias else "", WARP * first_free_warp(d)
+    n = d.problem.outputs
+    gather = GatherGradients("gather gradients", kind=ALL_GATHER, boundary=1, features=n,
+                             rows=4 * ceil(n, 4), epilogue=Epilogue(IDENTITY, "z1"))
+    own = OwnSoftmax(SOFTMAX, kind=SCATTER_EXAMPLES, boundary=1, features=n, rows=n,
+                     parts=d.tp_size, epilogue=Epilogue(IDENTITY, bias=bias, send=gather))
+    forward = ForwardOfBytes("forward 1", FORWARD, 0, "w1", "x", n, d.columns, d.ins(0),
+                             Epilogue(IDENTITY, send=own))
+    update = UpdateOfBytes("gradient 1", GRADIENT, 0, "x", "z1", d.ins(0), d.outs(0), d.columns,
+                           Epilogue(UPDATE, "w1"))
+    return [forward, *[LoadRate(BETWEEN)] * d.problem.scheduled, ConvertAhead(INPUT, free),
+            FetchAhead(BETWEEN, free), own, gather, update]
+
+
 # -- the step --------------------------------------------------------------------------------------
 def build(d: Sharding, *, barriers: bool = True, compact: bool = False) -> Schedule:
     """The schedule of one training step; of a kernel that evaluates, its forward phases. The cost
@@ -254,6 +284,10 @@ def build(d: Sharding, *, barriers: bool = True, compact: bool = False) -> Sched
     needs less shared memory and a few more barriers (`aliases_of`, `fetches_late`)."""
     if d.is_streamed:
         return Schedule(d, tuple(streamed(d)), ())
+    if d.splits_examples:
+        step = by_examples(d)
+        return Schedule(d, tuple(with_barriers(d, step) if barriers else step),
+                        (WaitForInputs(BETWEEN),))
     p, aliases = d.problem, aliases_of(d) if compact else {}
     hides = fetches_late(d)  # the all-reduce hides Prefetch and SumLoss
     input_buffers = 1 if compact and hides else 2

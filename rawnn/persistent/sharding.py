@@ -10,6 +10,7 @@ how its weights are shared:
     replicated, all-gathered   sharded, all-gathered      column-parallel: rows of [outputs, inputs]
     sharded                    replicated                 row-parallel, and an all-reduce: columns
     sharded                    sharded, all-gathered      not supported: it needs two exchanges
+    sharded                    split by examples          row-parallel, of a network of one layer
 
 Gradients are shared as the values of their boundary. In the backward pass of a column-parallel
 layer each block has a partial sum of the gradient of its inputs. A replicated layer needs no
@@ -26,6 +27,9 @@ from rawnn.persistent.problem import Problem
 
 REPLICATED, SHARDED, ALL_GATHERED = "F", "S", "G"
 """Boundaries between layers, as users type them in `persistent=4x8:256:FSGF`."""
+BY_EXAMPLES = "E"
+"""The outputs of a single layer, where each block has all of them for its own examples
+(phases/by_examples.py)."""
 DSMEM, L2, STREAM = "cluster", "l2", "stream"
 """Transports: a tensor-parallel group is a thread block cluster, whose blocks exchange through
 distributed shared memory; or it exchanges via L2, through global memory that stays in that cache,
@@ -270,6 +274,16 @@ class Sharding:
         return self.problem.labelled and self.boundaries[-1] == SHARDED
 
     @property
+    def splits_examples(self) -> bool:
+        """Whether each block has the softmax of its own examples, of one layer that reads bytes."""
+        return self.boundaries[-1] == BY_EXAMPLES
+
+    @cached_property
+    def own_examples(self) -> int:
+        """Examples of the first block, in fours, where blocks split them; the last have fewer."""
+        return ceil(self.sent // 4, self.tp_size) * 4
+
+    @property
     def separates_logits(self) -> bool:
         """Whether a softmax stores gradients elsewhere than where its logits lie: those of all
         blocks, or gradients in 16 bits."""
@@ -309,7 +323,9 @@ def layer_kinds(boundaries: str) -> tuple[str, ...] | None:
     """The kind of each layer between boundaries; None where a layer is not supported."""
     found = []
     for below, above in pairwise(boundaries):
-        if below == SHARDED and above != REPLICATED:
+        if below == SHARDED and above not in (REPLICATED, BY_EXAMPLES):
+            return None
+        if below == BY_EXAMPLES or (above == BY_EXAMPLES and below != SHARDED):
             return None
         found.append(ROW_PARALLEL if below == SHARDED else
                      REPLICATED_LAYER if above == REPLICATED else COLUMN_PARALLEL)

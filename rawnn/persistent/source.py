@@ -10,6 +10,7 @@ from rawnn.model.activations import functor_text as activations
 from rawnn.model.optimizers import functor_text as optimizers
 from rawnn.persistent.layout import RULE_BYTES, Layout
 from rawnn.persistent.parameters import parameters
+from rawnn.persistent.phases.by_examples import convert_first_inputs, fetch_first_inputs
 from rawnn.persistent.phases.exchange import set_up_transport, store_micro_batch
 from rawnn.persistent.phases.gradient_all_reduce import ALL, SHARE
 from rawnn.persistent.phases.input import (
@@ -173,9 +174,12 @@ class KernelEmitter:
             w(f"float rate = thread >= {first_thread} ? {rate_of_thread(self.k, '0')} : 0.0f;")
         if p.timed:
             w("const int steps_before = steps_of_epochs + cursor_now;")
-        wait_for_input(self.k, "0")
-        if p.labelled:
-            w("labels_ahead.store(y);")
+        if d.splits_examples:
+            convert_first_inputs(self.k)
+        else:
+            wait_for_input(self.k, "0")
+            if p.labelled:
+                w("labels_ahead.store(y);")
         w("__syncthreads();")
         if self.layout.copies is not None:
             w(f"copy_weights<Shape>({self.layout.copied});")
@@ -231,6 +235,9 @@ class KernelEmitter:
             w(f"first_orders<Shape>(fetched, order, first_of(0), {self.k.present('0')}, "
               f"first_of(1), {self.k.count_of_launch} > 1 ? {self.k.present('1')} : 0);")
         w("__syncthreads();")
+        if d.splits_examples:
+            fetch_first_inputs(self.k)
+            return
         w(f"if (thread >= {first_thread}) {{" if first_thread else "{")
         fetch(self.k, "0")
         w("}")

@@ -6,12 +6,14 @@ import re
 from typing import NamedTuple
 
 from rawnn.common.errors import ConfigError
+from rawnn.persistent.by_examples import why_not_by_examples
 from rawnn.persistent.chip import Chip
 from rawnn.persistent.choose import FIX, MOST_WARPS, Choice, check_blocks, priced
 from rawnn.persistent.layout import Layout, layout_of
 from rawnn.persistent.problem import Problem, Unsupported
 from rawnn.persistent.sharding import (
     ALL_GATHERED,
+    BY_EXAMPLES,
     DSMEM,
     L2,
     REPLICATED,
@@ -24,7 +26,7 @@ from rawnn.persistent.sharding import (
 from rawnn.persistent.streamed import why_not_streamed
 
 _SYNTAX = re.compile(r"([1-9]\d{0,2})x([1-9]\d{0,2})"
-                     r"(?:(?:@(l2|cluster|stream))?:([1-9]\d{1,3})(?:x([1-8]))?:([FSG]{2,})(?::([1-9]\d?))?)?")
+                     r"(?:(?:@(l2|cluster|stream))?:([1-9]\d{1,3})(?:x([1-8]))?:([FSGE]{2,})(?::([1-9]\d?))?)?")
 
 
 class ParsedSharding(NamedTuple):
@@ -96,6 +98,8 @@ def check_sharding(d: Sharding, chip: Chip) -> None:
     if d.threads % WARP or d.threads > MOST_WARPS * WARP:
         raise Unsupported(f"cannot have blocks of {d.threads} threads: it must be a multiple of "
                           f"{WARP}, {MOST_WARPS * WARP} at most", FIX)
+    if BY_EXAMPLES in d.boundaries and (reason := why_not_by_examples(d)):
+        raise Unsupported(f"cannot split its examples among blocks: {reason}", FIX)
     if reason := _wrong_boundaries(d.problem, d.tp_size, d.boundaries):
         raise Unsupported(f"cannot have boundaries {d.boundaries}: {reason}", FIX)
     if d.micro_batches > 1 and (d.problem.scaled or (d.dp_size == 1 and d.via_l2)):
@@ -121,7 +125,7 @@ def _wrong_boundaries(problem: Problem, tp_size: int, boundaries: str) -> str:
     if layer_kinds(boundaries) is None:
         return "a replicated one must follow a sharded one"
     last = output_boundaries(problem)
-    if boundaries[0] == ALL_GATHERED or boundaries[-1] not in last:
+    if boundaries[0] == ALL_GATHERED or boundaries[-1] not in last + BY_EXAMPLES:
         return f"the first is {REPLICATED} or {SHARDED}, the last {' or '.join(last)} here"
     if problem.reconstruct and boundaries[0] == SHARDED and boundaries[-1] != SHARDED:
         return "where inputs are the targets, both are sharded or the first is not"

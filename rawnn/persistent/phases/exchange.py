@@ -73,6 +73,10 @@ class Exchange(Phase):
         """Threads that share a sum."""
         return d.teams(self.rows // self.parts) if self.parts > 1 else 1
 
+    def floats_of_block(self, d: Sharding) -> int:
+        """Floats of a block's receive buffer in shared memory."""
+        return self.rows * d.sent + up(self.flags, 4)
+
     def floats_via_l2(self, d: Sharding) -> int:
         """Floats of a group's receive buffer for an exchange via L2, in whole lines. What all
         blocks get is stored once; partial sums have a place for each block that adds them up."""

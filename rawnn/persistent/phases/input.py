@@ -79,6 +79,8 @@ def declare_input(k: Kernel) -> None:
     d, p, w, t = k.d, k.p, k.w, k.counter
     if p.partial or d.micro_batches > 1:
         w(f"const int present = present_in({t});")
+    if d.splits_examples:
+        return
     if p.converted:
         w(f"float* const x = {k.at('x')};")
         return

@@ -120,6 +120,13 @@ def report(k: Kernel) -> None:
     left, parts = "reinterpret_cast<const float2*>(tally)", found.parts * d.micro_batches
     total = f"sum_kept<Shape>({left}, {parts}, span, report);" if d.stores_tallies else \
         f"sum_parts<Shape, {parts}, {found.dynamic_bytes // 4}>({left}, shared, span, report);"
+    if found.reports == BY_FIRST and d.splits_examples:
+        w(f"const int steps_of_block = (span + {d.tp_size - 1}) / {d.tp_size};")
+        w("const int first_step = rank * steps_of_block;")
+        w(f"sum_kept<Shape>({left} + first_step * {parts}ll, {parts}, "
+          "max(0, min(steps_of_block, span - first_step)), [=](int step, const Tally& total) { "
+          "report(first_step + step, total); });")
+        return
     if found.reports == BY_FIRST:
         w(f"{'if (rank == 0) ' * (d.tp_size > 1)}{total}")
         return

@@ -155,6 +155,6 @@ def place_of_tallies(k: Kernel) -> str:
     d = k.d
     if not d.stores_tallies:
         return f"tallies, {d.columns}"
-    mine = str(d.group_batch) if d.shards_softmax or d.tp_size == 1 \
-        else f"rank == 0 ? {d.group_batch} : 0"
+    each = d.shards_softmax or d.splits_examples or d.tp_size == 1
+    mine = str(d.group_batch) if each else f"rank == 0 ? {d.group_batch} : 0"
     return f"reinterpret_cast<Tally*>(tally) + {k.counter} * {d.group_batch}ll, {mine}"

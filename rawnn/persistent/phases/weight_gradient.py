@@ -83,7 +83,7 @@ class WeightGradient(Gemm):
         w("{")
         w(f"// gradient {n}")
         if self.epilogue.function == UPDATE:
-            self._declare_update(k)
+            self.declare_update(k)
         else:
             self._declare_publication(k)
         operands = f"{k.buffer(self.left)}, {k.buffer(self.right)}"
@@ -110,7 +110,7 @@ class WeightGradient(Gemm):
                f"{d.pitch}, {literal(k.p.bias)}, {k.type_of(self.layer)}, " \
                f"{k.type_of(self.layer + 1)}>"
 
-    def _declare_update(self, k: Kernel) -> None:
+    def declare_update(self, k: Kernel) -> None:
         """The epilogue that updates weights and biases."""
         n, part, p = self.layer + 1, k.layout.layers[self.layer], k.p
         far = literal(part.is_state_global and bool(p.states))

@@ -29,6 +29,7 @@ enum ExchangeKind {
   kAllGather,      // every block publishes SHARE rows
   kReduceScatter,  // every block sends each block its partial sums of SHARE rows
   kAllReduce,      // one-shot: every block publishes its partial sums of all rows, of which SHARE is the number
+  kScatterExamples,  // every block sends each block its partial sums of all ROWS, of SHARE examples
 };
 
 // The receive buffer has ROWS rows: PARTS partial sums of each result, or one value. SHARE rows belong to a
@@ -51,14 +52,17 @@ __device__ __forceinline__ constexpr int first_flag() {
   return E::kKind == kReduceScatter ? 0 : E::kRows * SHAPE::kSent;
 }
 
-// Sends row m of the examples e .. e + 3 to the blocks that need it. Of a reduce-scatter, m counts the rows of
-// all blocks, of any other exchange those of this block.
+// Sends row m of the examples e .. e + 3 to the blocks that need it. Of a reduce-scatter and of scattered
+// examples, m counts the rows of all blocks, of any other exchange those of this block.
 template <typename E, typename T>
 __device__ __forceinline__ void send_row(const T& transport, int m, int e, const float4& v) {
   if constexpr (E::kKind == kReduceScatter) {
     const int owner = m / E::kShare;
     const int row = transport.rank * E::kShare + m - owner * E::kShare;
     transport.template send<E>(owner, row * T::Shape::kSent + e, v);
+  } else if constexpr (E::kKind == kScatterExamples) {
+    const int owner = e / E::kShare;
+    transport.template send<E>(owner, (transport.rank * E::kRows + m) * E::kShare + e - owner * E::kShare, v);
   } else {
     transport.template publish<E>((transport.rank * E::kShare + m) * T::Shape::kSent + e, v);
   }

@@ -39,6 +39,7 @@ struct Dsmem {
     if constexpr (E::kKind == kReduceScatter) {
       floats = E::kFlags > 0 && own == 0 ? E::kFlags : own * SHAPE::kSent * SHAPE::kTpSize;
     }
+    if constexpr (E::kKind == kScatterExamples) floats = own * E::kRows * SHAPE::kTpSize;
     if (threadIdx.x == 0) ptx::arrive_expecting(barrier(), floats * 4);
   }
   template <typename E>
@@ -75,6 +76,14 @@ struct Dsmem {
     const float* const filled = buffer();
     // Two barriers alternate: bit 0 of the number picks one, bit 1 is the parity of its phase.
     ptx::wait_for_remote(barrier(), exchanges >> 1 & 1);
+    ++exchanges;
+    return filled;
+  }
+  // The same for the first THREADS threads. The others go on, and read nothing there.
+  template <typename E, int THREADS>
+  __device__ __forceinline__ const float* wait_by_first() {
+    const float* const filled = buffer();
+    if (thread_index() < THREADS) ptx::wait_for_remote(barrier(), exchanges >> 1 & 1);
     ++exchanges;
     return filled;
   }

@@ -140,16 +140,21 @@ struct UpdateTiles {
   }
   // The update of weights that have been read.
   __device__ __forceinline__ void update(State& kept, int mt, int nt, const float (&sum)[4],
-                                         const float (&weights)[4]) const {
-    float next[4];
+                                         const float (&weights)[4], float (&next)[4]) const {
     kept.apply(next, rule, weights, sum, how.tile(mt, nt));
     write_weights<SHAPE>(next, weights_at(mt, nt), below(mt));
   }
-  __device__ __forceinline__ void store(int, int mt, int nt, const float (&sum)[4],
+  __device__ __forceinline__ void store(int part, int mt, int nt, const float (&sum)[4],
                                         const Early& early) const {
+    float next[4];
+    store(part, mt, nt, sum, early, next);
+  }
+  // The same, which leaves the new weights in `next`.
+  __device__ __forceinline__ void store(int, int mt, int nt, const float (&sum)[4], const Early& early,
+                                        float (&next)[4]) const {
     Early kept = early;
     if constexpr (GLOBAL) read(kept.weights, mt, nt);
-    update(kept.state, mt, nt, sum, kept.weights);
+    update(kept.state, mt, nt, sum, kept.weights, next);
     kept.state.store(state_of(mt * ACROSS + nt) + lane_index());
   }
   __device__ __forceinline__ void sums(int nt, float first, float second, bool there) const {
