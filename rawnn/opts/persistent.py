@@ -27,7 +27,7 @@ more, a separate kernel that has the whole GPU is faster."""
 
 def rewrite(plan: Plan, tp_size: int = 0, dp_size: int = 0, threads: int = 0,
             boundaries: str = "", micro_batches: int = 1, transport: str = "",
-            resident: int = 0) -> Plan:
+            resident: int = 0, peers: int = 1) -> Plan:
     """`plan`, a training step, as one op. Its inputs are rounded if that is done before the steps.
 
     The cost model chooses a sharding of `tp_size` x `dp_size` blocks (0: any number). With
@@ -37,7 +37,7 @@ def rewrite(plan: Plan, tp_size: int = 0, dp_size: int = 0, threads: int = 0,
         raise Unsupported(reason)
     problem, chip = problem_of(plan), chip_of(plan.target)
     return as_one_op(plan, exactly(problem, chip, tp_size, dp_size, threads, boundaries,
-                                   micro_batches, transport, resident)
+                                   micro_batches, transport, resident, peers)
                      if boundaries else choose(problem, chip, tp_size, dp_size))
 
 

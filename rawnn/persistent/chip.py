@@ -38,6 +38,12 @@ class Chip:
             return dict(self.clusters).get(tp_size, 0)
         return self.blocks // tp_size
 
+    def most_clusters(self, size: int) -> int:
+        """Clusters of a size that run at once: of a size that the GPU was not asked for, at least
+        as many as of the next larger one."""
+        return dict(self.clusters)[min(s for s in self.sizes if s >= size)] \
+            if size <= max(self.sizes, default=0) else 0
+
     @property
     def blocks(self) -> int:
         """Co-resident blocks that need no cluster."""

@@ -25,6 +25,8 @@ def _lines(choice: Choice) -> Iterator[str]:
     if d.is_streamed:
         yield "  a block owns 8 features of each hidden boundary; operands stream from the L2 " \
               "cache to registers"
+        if d.peers > 1:
+            yield f"  clusters of {d.peers} blocks share the inner dimension of each GEMM"
     for layer, kind in enumerate(() if d.is_streamed else d.layer_kinds):
         tiles = layout.layers[layer]
         split = f", split in {tiles.forward.split}" if tiles.forward.split > 1 else ""

@@ -106,6 +106,8 @@ class Sharding:
     resident: blocks that share the memory and registers of a multiprocessor; 0 where the sharding
         does not say, which is one. Where it says, the tiles of a gradient do not depend on where
         optimizer state lies, and state may lie in registers.
+    peers: blocks of a thread block cluster, which share the inner dimension of each GEMM where
+        operands stream.
     """
 
     problem: Problem
@@ -117,10 +119,13 @@ class Sharding:
     transport: str = DSMEM
     members: Members | None = None
     resident: int = 0
+    peers: int = 1
 
     def __str__(self) -> str:
         micro = f", {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
-        transport = ", streamed" if self.is_streamed else ", through L2" if self.via_l2 else ""
+        clusters = f" in clusters of {self.peers}" if self.peers > 1 else ""
+        transport = f", streamed{clusters}" if self.is_streamed else \
+            ", through L2" if self.via_l2 else ""
         resident = f", {self.resident} a multiprocessor" if self.resident else ""
         return f"{self.tp_size} x {self.dp_size} blocks of {self.threads} threads, " \
                f"{self.boundaries}{transport}{micro}{resident}"
@@ -128,7 +133,8 @@ class Sharding:
     @property
     def text(self) -> str:
         """The sharding as users type it, which says all that bits depend on."""
-        transport = f"@{self.transport}" if self.via_l2 else ""
+        peers = self.peers if self.peers > 1 else ""
+        transport = f"@{self.transport}{peers}" if self.via_l2 else ""
         resident = f"x{self.resident}" if self.resident else ""
         micro = f":{self.micro_batches}" if self.micro_batches > 1 else ""
         return f"{self.tp_size}x{self.dp_size}{transport}:{self.threads}{resident}:" \
@@ -165,7 +171,7 @@ class Sharding:
     @property
     def cluster_size(self) -> int:
         """Blocks of a thread block cluster."""
-        return 1 if self.via_l2 else self.tp_size
+        return self.peers if self.via_l2 else self.tp_size
 
     @property
     def blocks(self) -> int:

@@ -18,6 +18,7 @@ from rawnn.persistent.sharding import (
     L2,
     REPLICATED,
     SHARDED,
+    STREAM,
     WARP,
     Sharding,
     layer_kinds,
@@ -26,7 +27,7 @@ from rawnn.persistent.sharding import (
 from rawnn.persistent.streamed import why_not_streamed
 
 _SYNTAX = re.compile(r"([1-9]\d{0,2})x([1-9]\d{0,2})"
-                     r"(?:(?:@(l2|cluster|stream))?:([1-9]\d{1,3})(?:x([1-8]))?:([FSGE]{2,})(?::([1-9]\d?))?)?")
+                     r"(?:(?:@(l2|cluster|stream)([2-8])?)?:([1-9]\d{1,3})(?:x([1-8]))?:([FSGE]{2,})(?::([1-9]\d?))?)?")
 
 
 class ParsedSharding(NamedTuple):
@@ -40,6 +41,7 @@ class ParsedSharding(NamedTuple):
     micro_batches: int = 1
     transport: str = ""
     resident: int = 0
+    peers: int = 1
 
 
 def parse_sharding(text: str) -> ParsedSharding | None:
@@ -47,9 +49,13 @@ def parse_sharding(text: str) -> ParsedSharding | None:
     found = _SYNTAX.fullmatch(text)
     if found is None:
         return None
-    tp_size, dp_size, transport, threads, resident, boundaries, micro_batches = found.groups("")
+    tp_size, dp_size, transport, peers, threads, resident, boundaries, micro_batches \
+        = found.groups("")
+    if peers and transport != STREAM:
+        return None
     return ParsedSharding(int(tp_size), int(dp_size), int(threads or 0), boundaries,
-                          int(micro_batches or 1), transport, int(resident or 0))
+                          int(micro_batches or 1), transport, int(resident or 0),
+                          int(peers or 1))
 
 
 def is_full_sharding(text: str) -> bool:
@@ -69,14 +75,15 @@ def sharding_of(problem: Problem, text: str) -> Sharding:
 
 def exactly(problem: Problem, chip: Chip, tp_size: int, dp_size: int, threads: int,
             boundaries: str, micro_batches: int = 1, transport: str = "",
-            resident: int = 0) -> Choice:
+            resident: int = 0, peers: int = 1) -> Choice:
     """The sharding with these fields, its layout and expected time.
 
     Without a `transport`, groups exchange via L2 where the GPU has no clusters of `tp_size` blocks.
     Raises Unsupported where there is no such sharding, or it does not fit shared memory.
     """
     d = Sharding(problem, tp_size, dp_size, threads, boundaries, micro_batches,
-                 transport or (DSMEM if tp_size in chip.sizes else L2), resident=resident)
+                 transport or (DSMEM if tp_size in chip.sizes else L2), resident=resident,
+                 peers=peers)
     check_sharding(d, chip)
     return priced(fitting_layout(d, chip), chip)
 
@@ -107,6 +114,10 @@ def check_sharding(d: Sharding, chip: Chip) -> None:
                           "exchanges through L2 takes none", FIX)
     if d.is_streamed and (reason := why_not_streamed(d)):
         raise Unsupported(f"cannot stream its operands: {reason}", FIX)
+    if d.peers > 1 and chip.most_clusters(d.peers) * d.peers < d.tp_size:
+        raise Unsupported(f"cannot stream its operands in clusters of {d.peers}: of "
+                          f"{d.tp_size // d.peers} of them {chip.most_clusters(d.peers)} run at "
+                          f"once here", FIX)
     if d.resident and (d.dp_size > 1 or d.via_l2):
         raise Unsupported("shares a multiprocessor with blocks of other networks only, so that it "
                           "has one group, and none that exchanges through L2", FIX)

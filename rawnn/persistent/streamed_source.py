@@ -14,7 +14,7 @@ from rawnn.persistent.phases.streamed import (
 )
 from rawnn.persistent.source import KernelEmitter
 from rawnn.persistent.steps import emit_phases
-from rawnn.persistent.streamed import MOST_OUTPUTS
+from rawnn.persistent.streamed import MOST_OUTPUTS, splits_of
 from rawnn.persistent.streamed_layout import streamed_quads
 from rawnn.persistent.writer import literal
 
@@ -26,6 +26,11 @@ def streamed_source(layout: Layout, name: str) -> str:
 
 class StreamedEmitter(KernelEmitter):
     """What stands ahead of the steps and behind them."""
+
+    def __init__(self, layout: Layout, name: str) -> None:
+        super().__init__(layout, name)
+        if self.d.peers > 1:
+            self.headers = (*self.headers, "streamed_clusters.cuh")
 
     def declare_types(self) -> None:
         p, w = self.p, self.w
@@ -43,12 +48,32 @@ class StreamedEmitter(KernelEmitter):
                            ("Stamps", stamps_of)):
             w(f"using {name} = {kind};")
         for name, number in (("Inputs", p.layers[0]), ("Hidden", p.layers[1]),
-                             ("Outputs", p.outputs), ("Stages", stages(self.k))):
+                             ("Outputs", p.outputs), ("Stages", stages(self.k)),
+                             *self.numbers_of_clusters()):
             w(f"static constexpr int k{name} = {number};")
         w(f"static constexpr bool kBias = {literal(p.bias)};")
         w("};")
-        w(f"using {NET} = Streamed<Config>;")
+        w(f"using {NET} = Streamed{'Clusters' if self.d.peers > 1 else ''}<Config>;")
         w(f"using {WEIGHTS} = StreamedWeights<Config>;")
+
+    def numbers_of_clusters(self) -> list[tuple[str, int]]:
+        """Constants of streamed_clusters.cuh."""
+        places = self.layout.places
+        return [] if self.d.peers == 1 else [
+            ("Peers", self.d.peers), ("Splits", splits_of(self.d)), ("Staged", places["staged"]),
+            ("OfPeers", places["peers"]), ("Parts0", places["parts0"]),
+            ("Parts1", places["parts1"]), ("Barriers", places["barriers"])]
+
+    def set_up_clusters(self) -> None:
+        """No block sends partial sums before the others have their barriers."""
+        w = self.w
+        w(f"{NET} net(rank);")
+        w("if (thread == 0) {")
+        w("for (int i = 0; i < 2; ++i) ptx::init_barrier(ptx::shared_address("
+          f"{self.k.at('barriers')}) + 8 * i, 1);")
+        w("ptx::publish_barriers();")
+        w("}")
+        w("cluster_arrive<Shape>();")
 
     def begin(self) -> None:
         d, p, w, k = self.d, self.p, self.w, self.k
@@ -60,6 +85,8 @@ class StreamedEmitter(KernelEmitter):
         w("const int thread = thread_index();")
         w(f"clear_shared<Shape>(shared, {self.layout.dynamic_bytes // 4});")
         w("__syncthreads();")
+        if d.peers > 1:
+            self.set_up_clusters()
         self.declare_cursor()
         w("pdl_wait();")
         w("pdl_trigger();")
@@ -92,6 +119,8 @@ class StreamedEmitter(KernelEmitter):
         w("__syncthreads();")
         if stages(k):
             fetch_ahead(k, "0")
+        if d.peers > 1:
+            w("cluster_wait<Shape>();")
 
     def begin_steps(self) -> None:
         d, p, w, k = self.d, self.p, self.w, self.k
@@ -124,13 +153,18 @@ class StreamedEmitter(KernelEmitter):
             n, last = layer + 1, layer == p.depth - 1
             place = places["weights1"] if n == 1 else places["last weights"] if last else \
                 weights_of(self.layout, n)
-            first, ends = literal(n == 1), f"rank, {p.layers[n]}, {literal(last)}"
+            first, ends = literal(n == 1), f", rank, {p.layers[n]}, {literal(last)}"
+            clusters = self.d.peers > 1
+            name = WEIGHTS + "::"
+            net = ""
+            if clusters and not last:
+                name, net, ends = NET + "::", "net, ", ""
             if load:
-                w(f"{WEIGHTS}::load_tiles<{first}>({place}, w{n}, ldw{n}, {ends});")
+                w(f"{name}load_tiles<{first}>({net}{place}, w{n}, ldw{n}{ends});")
             else:
-                w(f"{WEIGHTS}::store_tiles<{first}>(w{n}, ldw{n}, {place}, {ends});")
+                w(f"{name}store_tiles<{first}>({net}w{n}, ldw{n}, {place}{ends});")
                 if p.copies:
-                    w(f"{WEIGHTS}::store_tiles<{first}>(c{n}, ldc{n}, {place}, {ends});")
+                    w(f"{name}store_tiles<{first}>({net}c{n}, ldc{n}, {place}{ends});")
             if p.bias:
                 bias = f"biases[{MOST_OUTPUTS * layer} + thread]"
                 mine = "rank * 8 + " * (not last)
@@ -138,6 +172,10 @@ class StreamedEmitter(KernelEmitter):
                     last and not load)
                 at = f"b{n}[{mine}thread]"
                 w(f"if ({limit}) {f'{bias} = {at}' if load else f'{at} = {bias}'};")
+            if load and clusters and n > 1:
+                to = str(places["last words"]) if last else words_of(self.layout, n)
+                w(f"{NET}::load_{'last_' * last}words(net, {to}, w{n}, ldw{n});")
+                continue
             if load and 1 < n < p.depth:
                 w(f"{WEIGHTS}::load_words<false>({words_of(self.layout, n)}, "
                   f"w{n}, ldw{n}, rank * 8, 0);")
@@ -147,12 +185,16 @@ class StreamedEmitter(KernelEmitter):
 
     def end(self) -> None:
         w, found = self.w, self.layout
+        if self.d.peers > 1:
+            w("cluster_arrive_relaxed<Shape>();")
         if stages(self.k):
             w("ptx::wait_for_copies<0>();")
         self.move_weights(load=False)
         w("if (thread == 0) {")
         w("generations[blockIdx.x] = generation + static_cast<unsigned int>(span);")
         w("}")
+        if self.d.peers > 1:
+            w("cluster_wait<Shape>();  // none has left sooner")
         if found.has_epoch_boundary:
             w("NextOrder<Shape> next_order(order_seed, offset, count);")
             w("next_order.store(order);")

@@ -51,6 +51,20 @@ CASES: dict[str, dict[str, Any]] = {
     "six layers, three tiles": {
         "layers": (64, 32, 32, 32, 32, 32, 10), "batch": 48, "network": {"activation": "tanh"}},
 }
+CLUSTERS: dict[str, tuple[int, dict[str, Any]]] = {
+    # Clusters of four, whose blocks have one step each of a boundary; the last one has no inputs.
+    "three layers in clusters, tanh": (4, {
+        "layers": (72, 64, 64, 16), "batch": 32, "network": {"activation": "tanh"},
+        "shuffle": True, "optimizer": Optimizer("sgd", 0.1, {"decay": 0.01}),
+        "schedule": "cosine"}),
+    # Two owners' sums a warp, of which the last has one.
+    "five layers in clusters, no bias": (5, {
+        "layers": (200, 80, 80, 80, 80, 7), "batch": 64, "shuffle": True,
+        "network": {"activation": "tanh", "bias": False}}),
+    "six layers in clusters": (2, {
+        "layers": (64, 64, 64, 64, 64, 64, 10), "batch": 32, "network": {"activation": "tanh"}}),
+}
+"""Blocks of a cluster, and a problem."""
 ROUNDED = 4 * 2.0**-8
 """What part of a parameter's change may be error where one value of eight is rounded to seven bits:
 twice that of other kernels in bfloat16."""
@@ -59,7 +73,7 @@ twice that of other kernels in bfloat16."""
 @pytest.fixture(autouse=True)
 def streaming(monkeypatch: pytest.MonkeyPatch) -> None:
     """`Launch` has the threads that streaming takes, and knows the problems."""
-    for name, case in CASES.items():
+    for name, case in {**CASES, **{name: case for name, (_, case) in CLUSTERS.items()}}.items():
         monkeypatch.setitem(VARIETY, name, {"numbers": "bf16", **case})
     monkeypatch.setattr(test_emulator, "allowed", lambda _: ROUNDED)
     monkeypatch.setattr(
@@ -88,6 +102,33 @@ def test_operands_that_stream_train_as_numpy_does(tmp_path: Path, name: str, sta
     check(launch, tmp_path, 1)
 
 
+def in_clusters(name: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Launch:
+    peers, case = CLUSTERS[name]
+    monkeypatch.setattr(
+        test_emulator, "Sharding",
+        lambda p, ranks, groups, _, *more, **keywords: Sharding(p, ranks, groups, 512, *more,
+                                                                peers=peers, **keywords))
+    layers = case["layers"]
+    return Launch(name, layers[1] // 8, 1, f"F{'G' * (len(layers) - 2)}F", exchange=STREAM,
+                  **options)
+
+
+@requires.GXX
+@pytest.mark.parametrize(("name", "stages", "options"), [
+    ("three layers in clusters, tanh", 2, {"left": 5, "turning": True}),
+    ("five layers in clusters, no bias", 1, {"turning": True}),
+    ("six layers in clusters", 1, {"left": 20})])
+def test_clusters_that_share_operands_train_as_numpy_does(
+        tmp_path: Path, name: str, stages: int, options: dict[str, Any],
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = in_clusters(name, monkeypatch).op.attributes["choice"].layout
+    inputs = 4 * (whole.places["x1"] - whole.places["x0"])
+    launch = in_clusters(name, monkeypatch, room=whole.nbytes - (2 - stages) * inputs, **options)
+    assert f"kStages = {stages};" in launch.impl.code.text
+    assert f"kPeers = {CLUSTERS[name][0]};" in launch.impl.code.text
+    check(launch, tmp_path, 1)
+
+
 @requires.GXX
 def test_warps_share_steps_unevenly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """16 warps share 17 steps of 16 inputs: two each, of which the last warp has one of its own.
@@ -100,9 +141,10 @@ def test_warps_share_steps_unevenly(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     check(launch, tmp_path, 1)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_schedule_trains_as_the_plan_does(name: str) -> None:
-    launch = launched(name)
+@pytest.mark.parametrize("name", [*CASES, *CLUSTERS])
+def test_the_schedule_trains_as_the_plan_does(name: str,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = launched(name) if name in CASES else in_clusters(name, monkeypatch)
     for role in launch.arrays:
         if role[0] == "c" and role[1:].isdigit():
             launch.arrays[role] = launch.arrays[f"w{role[1:]}"].copy()
@@ -204,7 +246,60 @@ def test_the_text_of_a_sharding_names_it() -> None:
 
 def test_operands_stream_where_nothing_else_fits() -> None:
     p = given((784, 784, 784, 784, 784, 10), batch=64, network={"bias": False})
-    assert choose(p, HOPPER).sharding == streamed_sharding(p)
+    assert choose(p, replace(HOPPER, clusters=((1, 132),))).sharding == streamed_sharding(p)
+
+
+def test_clusters_share_operands_where_boundaries_are_wide() -> None:
+    """A block of a cluster of seven receives a seventh of the 100 KB of a boundary."""
+    p = given((784, 784, 784, 784, 784, 10), batch=64, network={"bias": False})
+    assert choose(p, HOPPER).sharding.text == "98x1@stream7:512:FGGGGF"
+
+
+@pytest.mark.parametrize(("text", "options", "reason"), [
+    ("32x1@stream3:512:FGGGF", {}, "parts that are multiples of 16"),
+    ("32x1@stream4:512:FGGGF", {"batch": 48}, "batch must be 32 or 64"),
+    ("128x1@stream4:512:FGGGF", {"layers": (784, 1024, 1024, 1024, 10)},
+     "of 32 of them 31 run at once"),
+])
+def test_clusters_that_cannot_share_operands_say_why(text: str, options: dict[str, Any],
+                                                     reason: str) -> None:
+    with pytest.raises(Unsupported, match=f"cannot stream its operands.*{reason}"):
+        exactly(given(**options), HOPPER, *parse_sharding(text) or ())
+
+
+@pytest.mark.parametrize("text", ["32x1@stream9:512:FGGGF", "32x1@stream1:512:FGGGF",
+                                  "32x1@l22:512:FGGGF"])
+def test_what_is_no_cluster_that_streams_is_no_sharding(text: str) -> None:
+    assert parse_sharding(text) is None
+
+
+@pytest.mark.parametrize(("width", "batch", "text"), [
+    (784, 64, "98x1@stream7:512:FGGGGF"), (512, 32, "64x1@stream8:512:FGGGF"),
+    (1024, 32, "128x1@stream2:512:FGGGF")])
+def test_memory_of_clusters_has_what_their_templates_take(width: int, batch: int,
+                                                          text: str) -> None:
+    """Counted by hand: fragments of the share, peers' values, and two buffers of partial sums, of
+    which one also has the logits of ten outputs."""
+    p = given((784, *[width] * (text.count("G")), 10), batch=batch, network={"bias": False})
+    d = exactly(p, HOPPER, *parse_sharding(text) or ()).sharding
+    assert d.text == text
+    peers, splits = d.peers, {7: 1, 8: 1, 2: 4}[d.peers]
+    places = layout_of(d, HOPPER.shared).places
+    ends = sorted((*places.values(), layout_of(d, HOPPER.shared).dynamic_bytes // 4))
+
+    def floats(name: str) -> int:
+        return next(end for end in ends if end > places[name]) - places[name]
+
+    share = width // peers  # features
+    assert floats("staged") == share * batch // 2
+    assert floats("peers") == peers * 8 * batch // 2
+    sums, logits = peers * splits * 8 * batch, peers * (8 + 2) * batch
+    with_logits = (p.depth - 1) % 2
+    assert floats(f"parts{1 - with_logits}") == sums
+    assert floats(f"parts{with_logits}") == max(sums, logits)
+    assert floats("words") == (p.depth - 2) * width * 8 // 2
+    assert floats("last words") == (share // 16 + 1) * 128
+    assert floats("x0") == -(-25 // peers) * 32 * batch // 2
 
 
 def test_the_faster_of_both_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,19 +307,21 @@ def test_the_faster_of_both_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     streamed = streamed_sharding(p)
     assert streamed is not None
     found = choose(p, HOPPER)
-    monkeypatch.setattr("rawnn.persistent.choose.streamed_sharding", lambda _: None)
+    monkeypatch.setattr("rawnn.persistent.choose.streamed_sharding", lambda *_: None)
     choose.cache_clear()
     other = choose(p, HOPPER)
     choose.cache_clear()
     assert not other.sharding.is_streamed
-    us = cost.microseconds(streamed, HOPPER.costs)
-    assert found.us == min(us, other.us)
+    monkeypatch.undo()
+    us = [cost.microseconds(d, HOPPER.costs) for d in streamed_candidates(p, HOPPER, 0, 0)]
+    assert found.us == min(*us, other.us)
 
 
 @pytest.mark.parametrize(("tp_size", "dp_size"), [(64, 1), (64, 0), (0, 1)])
 def test_asked_blocks_may_stream(tp_size: int, dp_size: int) -> None:
     p = given((784, 512, 512, 512, 10))
-    assert list(streamed_candidates(p, HOPPER, tp_size, dp_size)) == [streamed_sharding(p)]
+    assert list(streamed_candidates(p, HOPPER, tp_size, dp_size)) == [
+        streamed_sharding(p, peers) for peers in (1, 2, 4, 8)]
     assert not list(streamed_candidates(p, HOPPER, 32, dp_size))
     assert not list(streamed_candidates(p, replace(HOPPER, clusters=((1, 63),)), tp_size, dp_size))
 
@@ -239,6 +336,19 @@ def test_kernels_that_stream_compile(width: int, batch: int, stages: int) -> Non
         assert f"kStages = {stages};" in text
         built = compile_source(installed_nvrtc(), text, name="train_steps.cu", arch="sm_90",
                                expressions=("train_steps",), options=QUICK)
+        assert "warning" not in built.log or each is not chosen
+        assert [guards.too_early(code) for _, code in guards.texts(built.cubin)] == [[]]
+
+
+@pytest.mark.parametrize("text", ["98x1@stream7:512:FGGF", "64x1@stream8:512:FGGF"])
+def test_kernels_of_clusters_that_stream_compile(text: str) -> None:
+    width = 784 if "stream7" in text else 512
+    p = given((784, width, width, 10), batch=64 if width == 784 else 32)
+    chosen = exactly(p, HOPPER, *parse_sharding(text) or ())
+    for each in (chosen, traced(chosen, 8)):
+        built = compile_source(installed_nvrtc(), streamed_source(each.layout, "train_steps"),
+                               name="train_steps.cu", arch="sm_90", expressions=("train_steps",),
+                               options=QUICK)
         assert "warning" not in built.log or each is not chosen
         assert [guards.too_early(code) for _, code in guards.texts(built.cubin)] == [[]]
 

@@ -13,7 +13,7 @@ from rawnn.model.activations import activation
 from rawnn.persistent.phases.phase import BETWEEN, OTHER_BLOCKS, TENSOR_CORES, Line, Phase
 from rawnn.persistent.phases.softmax import place_of_tallies
 from rawnn.persistent.sharding import STREAMED_WIDTH, Sharding, ceil
-from rawnn.persistent.streamed import MOST_OUTPUTS
+from rawnn.persistent.streamed import MOST_OUTPUTS, splits_of
 from rawnn.persistent.tiles import softmax_of
 
 if TYPE_CHECKING:
@@ -33,15 +33,21 @@ GRADIENT, GRADIENT_TILE = 300.0, 230.0
 of a warp."""
 UPDATE, UPDATE_TILE, FIRST_UPDATE = 200.0, 95.0, 1.6
 """Likewise of an update of weights, and the factor by which the first layer's takes longer."""
+STAGED = 500.0
+"""Cycles in which a cluster's share of a boundary gets to shared memory."""
+SHARED_STEP, PARTS, PART_BYTES, LOGITS, AFTER_SEND = 75.0, 1030.0, 24.0, 1900.0, 700.0
+"""Likewise for each step of it that a warp multiplies, those of the exchange of partial sums, and
+bytes of them in a cycle."""
 SEND, SEND_PAIR = 300.0, 0.13
 """Cycles in which new weights are sent: in any case, and for each ordered pair of blocks."""
 
 
 def gathers(d: Sharding) -> list[str]:
     """The boundaries that blocks publish: all hidden activations, and the gradients that a backward
-    GEMM needs of all blocks."""
+    GEMM needs of all blocks, or an update those of its cluster."""
     depth = d.problem.depth
-    return [f"a{n}" for n in range(1, depth)] + [f"z{n}" for n in range(depth - 2, 1, -1)]
+    lowest = 0 if d.peers > 1 else 1  # of a gradient that stays in its block
+    return [f"a{n}" for n in range(1, depth)] + [f"z{n}" for n in range(depth - 2, lowest, -1)]
 
 
 def gathered(d: Sharding, name: str) -> str:
@@ -102,14 +108,27 @@ class Streamed(Phase):
 
     def fetched(self, model: CostModel) -> float:
         """Cycles until the inputs of a step are in registers, from L2."""
-        nbytes = model.p.layers[0] * model.d.columns * 2
+        nbytes = model.p.layers[0] * model.d.columns * 2 / model.d.peers
         return model.costs.fetch + nbytes / model.costs.via_l2_bytes
+
+    def multiplied(self, model: CostModel, is_first: bool = False) -> float:
+        """Cycles of a GEMM behind the first layer, or of the first one, until the sums of all warps
+        or blocks are added up."""
+        d = model.d
+        if d.peers == 1:
+            return self.products(d, self.input_tiles(d) if is_first else 0)
+        steps = 2 * ceil(ceil(d.problem.layers[0], 32), d.peers) if is_first else \
+            d.problem.layers[1] // 16 // d.peers
+        parts = splits_of(d)
+        return SHARED_STEP * ceil(steps, parts) * ceil(d.columns * d.peers, 256) \
+            + PARTS + parts * d.peers * d.columns * STREAMED_WIDTH * 4 / PART_BYTES
 
     def received(self, model: CostModel) -> float:
         """Cycles from the first store of an exchange until all of it is in registers."""
         d, costs = model.d, model.costs
-        nbytes = d.problem.layers[1] * d.columns * 2
-        return costs.via_l2 + costs.via_l2_block * d.tp_size + nbytes / costs.via_l2_bytes
+        nbytes = d.problem.layers[1] * d.columns * 2 / d.peers
+        staged = STAGED if d.peers > 1 else 0.0
+        return costs.via_l2 + costs.via_l2_block * d.tp_size + nbytes / costs.via_l2_bytes + staged
 
     # -- text --------------------------------------------------------------------------------------
     def claim_stamps(self, k: Kernel, of_layer: str = "") -> str:
@@ -123,9 +142,12 @@ class Streamed(Phase):
         """What pass_back gets of the layer `n` (C++)."""
         places, p = k.layout.places, k.p
         size = places["own a2"] - places["own a1"]
-        own_z = f"{places['own z1']} + ({n} - 2) * {size if p.bias else 0}"
-        to = f"({n} > 2 ? {gathered_of(k.d, 'z', n, -1)} + rank * {NET}::kQuads : nullptr)" \
-            if p.depth > 3 else "nullptr"
+        own_z = f"{places.get('own z1', 0)} + ({n} - 2) * {size if p.bias else 0}"
+        to = "nullptr"
+        if p.depth > 3 or k.d.peers > 1:
+            to = f"{gathered_of(k.d, 'z', n, -1)} + rank * {NET}::kQuads"
+        if p.depth > 3 and k.d.peers == 1:
+            to = f"({n} > 2 ? {to} : nullptr)"
         return f"{places['own a1']} + ({n} - 2) * {size}, {own_z}, " \
                f"{weights_of(k.layout, n)}, {to}, bit, rule"
 
@@ -153,6 +175,8 @@ class Streamed(Phase):
 def input_floats(d: Sharding) -> int:
     """Floats of the inputs of a step in shared memory."""
     groups = ceil(d.problem.layers[0], 32)
+    if d.peers > 1:
+        return ceil(groups, d.peers) * d.columns * 16
     each = ceil(groups, d.warps)
     return ceil(groups, each) * each * d.columns * 16
 
@@ -170,7 +194,7 @@ def stage(k: Kernel, step: str) -> str:
 
 
 def fetch_ahead(k: Kernel, step: str = "(u + 1)") -> None:
-    k.w(f"{NET}::fetch_inputs(images, ldimages, {k.layout.places['rows']} + ({step} & 1) * "
+    k.w(f"{called(k)}fetch_inputs(images, ldimages, {k.layout.places['rows']} + ({step} & 1) * "
         f"{k.d.columns}, {stage(k, step)});")
 
 
@@ -184,8 +208,33 @@ def gather(run: Interpreter, block: Block, name: str, axis: int = 0) -> Array:
     return np.concatenate([parts[rank] for rank in range(run.d.tp_size)], axis=axis)
 
 
+def called(k: Kernel) -> str:
+    """C++ ahead of the name of a template: of a function, or of an object where clusters share."""
+    return "net." if k.d.peers > 1 else f"{NET}::"
+
+
+def weights_called(k: Kernel) -> str:
+    """C++: likewise of what sends and receives weights, out of line."""
+    return f"{NET if k.d.peers > 1 else WEIGHTS}::"
+
+
 SCRATCH = "scratch"
 """C++ variable: the place of one of two buffers of partial sums, which phases use in turn."""
+
+
+def scratch_for(k: Kernel) -> str:
+    """C++: the argument of a phase. Clusters alternate between two buffers by themselves."""
+    return "" if k.d.peers > 1 else f"{SCRATCH}, "
+
+
+def net_for(k: Kernel) -> str:
+    """C++: the first argument of what sends and receives weights."""
+    return "net, " if k.d.peers > 1 else ""
+
+
+def rank_for(k: Kernel) -> str:
+    """C++: a further one, without clusters."""
+    return "" if k.d.peers > 1 else "rank, "
 
 
 def other(k: Kernel) -> str:
@@ -200,11 +249,17 @@ class FirstForward(Streamed):
         return ("fetch", "work", "send")
 
     def cost(self, model: CostModel) -> Iterator[Line]:
-        yield Line(self.name, self.fetched(model) + self.products(
-            model.d, self.input_tiles(model.d)))
+        yield Line(self.name, self.fetched(model) + self.multiplied(model, is_first=True))
 
     def emit(self, k: Kernel) -> None:
         places = k.layout.places
+        if k.d.peers > 1:
+            k.w("typename Net::Early early_weights;")
+            k.w("net.request_weights(early_weights, sent_weights);")
+            k.w(f"net.first_forward({stage(k, 'u')}, {places['weights1']}, "
+                f"{biases_of(k.layout, 1)}, {places['own a1']}, {gathered(k.d, 'a1')} + rank * "
+                f"{NET}::kQuads, bit, {self.claim_stamps(k)});")
+            return
         k.w(f"int {SCRATCH} = {places['scratch0']};")
         k.w(f"{NET}::first_forward(images, ldimages, {places['rows']} + (u & 1) * {k.d.columns}, "
             f"{stage(k, 'u')}, {places['weights1']}, {biases_of(k.layout, 1)}, "
@@ -228,16 +283,16 @@ class ReceiveWeights(Streamed):
 
     def emit(self, k: Kernel) -> None:
         places = k.layout.places
-        if stages(k) == 2:
-            fetch_ahead(k)
-        else:
-            k.w(f"if (warp_index() == {k.d.warps - 1}) {NET}::load_ahead(images, ldimages, "
-                f"{places['rows']} + ((u + 1) & 1) * {k.d.columns}, {places['copies']}, rank);")
         k.w("if (u > 0) {")
-        k.w(f"{WEIGHTS}::receive_weights<{k.p.depth - 2}>(sent_weights, rank, {places['words']}, "
-            f"changed ^ 1u);")
+        if k.d.peers > 1:
+            k.w(f"net.receive_weights<{k.p.depth - 2}>(early_weights, sent_weights, "
+                f"{places['words']}, changed ^ 1u);")
+        else:
+            k.w(f"{WEIGHTS}::receive_weights<{k.p.depth - 2}>(sent_weights, rank, "
+                f"{places['words']}, changed ^ 1u);")
         if k.p.depth == 3:  # what is received ahead of the last exchange but one is not overtaken
-            k.w(f"{WEIGHTS}::receive_last(sent_last, {places['last words']}, changed ^ 1u);")
+            k.w(f"{weights_called(k)}receive_last({net_for(k)}sent_last, {places['last words']}, "
+                f"changed ^ 1u);")
         k.w("}")
         k.stamp(self.name, "wait")
 
@@ -257,7 +312,7 @@ class Forward(Streamed):
         return ("wait", "work", "send")
 
     def cost(self, model: CostModel) -> Iterator[Line]:
-        yield Line(self.name, self.received(model) + self.products(model.d))
+        yield Line(self.name, self.received(model) + self.multiplied(model))
 
     def emit(self, k: Kernel) -> None:
         """The first of these layers emits a loop over all."""
@@ -268,15 +323,23 @@ class Forward(Streamed):
         size = places["own a2"] - places["own a1"]
         w("#pragma unroll 1")
         w(f"for (int n = 2; n < {k.p.depth}; ++n) {{")
-        w(f"if (n == 3 && u > 0) {WEIGHTS}::receive_last(sent_last, {places['last words']}, "
-          f"changed ^ 1u);")
-        w(f"{SCRATCH} = {other(k)};")
+        w(f"if (n == 3 && u > 0) {weights_called(k)}receive_last({net_for(k)}sent_last, "
+          f"{places['last words']}, changed ^ 1u);")
+        if k.d.peers == 1:
+            w(f"{SCRATCH} = {other(k)};")
         w(f"float4* const from = {gathered_of(k.d, 'a', 'n', -1)};")
         # In `gathers` the next layer's follows. Counted from `from`, which is in a register.
-        w(f"{NET}::forward(from, {words_of(k.layout, 'n')}, {biases_of(k.layout, 'n')}, "
+        w(f"{called(k)}forward(from, {words_of(k.layout, 'n')}, {biases_of(k.layout, 'n')}, "
           f"{places['own a1']} + (n - 1) * {size}, "
-          f"from + ({NET}::kBlocks + rank) * {NET}::kQuads, bit, {SCRATCH}, "
+          f"from + ({NET}::kBlocks + rank) * {NET}::kQuads, bit, {scratch_for(k)}"
           f"{self.claim_stamps(k, f' + (n - 2) * {len(self.stamps(k.d))}')});")
+        w("if (n == 2) {  // while what was sent is on its way")
+        if stages(k) == 2:
+            fetch_ahead(k)
+        else:
+            w(f"if (warp_index() == {k.d.warps - 1}) {NET}::load_ahead(images, ldimages, "
+              f"{places['rows']} + ((u + 1) & 1) * {k.d.columns}, {places['copies']}, rank);")
+        w("}")
         w("}")
 
     def interpret(self, run: Interpreter, block: Block) -> None:
@@ -293,20 +356,22 @@ class Last(Streamed):
 
     def cost(self, model: CostModel) -> Iterator[Line]:
         d, costs, halves = model.d, model.costs, ceil(model.p.outputs, STREAMED_WIDTH)
-        yield Line(self.name, self.received(model)
-                   + (1 + 0.3 * (halves - 1)) * self.products(d))
+        yield Line(self.name, self.received(model) + (
+            LOGITS if d.peers > 1 else (1 + 0.3 * (halves - 1)) * self.products(d)))
         yield Line("softmax", costs.softmax + costs.softmax_rows * softmax_of(d).cycles)
-        yield Line(f"backward {self.layer}", GRADIENT + GRADIENT_TILE * self.tiles(d)
-                   + self.products(d))
+        yield Line(f"backward {self.layer}", GRADIENT + GRADIENT_TILE * self.tiles(d) / d.peers
+                   + self.multiplied(model))
 
     def emit(self, k: Kernel) -> None:
         d, p, w, n, places = k.d, k.p, k.w, k.p.depth, k.layout.places
         gradient = k.values("gradient")
-        own = f"{NET}::at_as<float4>({places[f'own a{n - 1}']})"
         w("const auto of_batch = [=] {")
         w(f"softmax_loss<Shape, {p.outputs}, {softmax_of(d).lanes}>({k.at('logits')}, {gradient}, "
           f"0, {p.outputs}, y_now, present, {k.mean(p.batch)}, {place_of_tallies(k)});")
         w("};")
+        if d.peers > 1:
+            self.emit_in_clusters(k)
+            return
         w(f"{SCRATCH} = {other(k)};")
         w(f"{NET}::last_layer({gathered(k.d, f'a{n - 1}')}, "
           f"{places['last words']}, {biases_of(k.layout, n)}, {places['logits']}, "
@@ -315,6 +380,46 @@ class Last(Streamed):
           f"{self.claim_stamps(k)});")
         if p.outputs > STREAMED_WIDTH:
             w(f"{SCRATCH} = {other(k)};")
+        self.update(k, f"{NET}::at_as<const uint4>({places['last words']})")
+        if k.layout.traced:
+            w(f"stamps.stamp(u, {k.stamped[True] - 1});")
+
+    def emit_in_clusters(self, k: Kernel) -> None:
+        """A loop over all backward GEMMs, those of `Backward` included, so that their code is there
+        once."""
+        w, n, places = k.w, k.p.depth, k.layout.places
+        first = k.stamped[k.in_micro_batch]
+        stamps = self.claim_stamps(k)
+        each = len(Backward("").stamps(k.d))
+
+        def of_layer(ahead: int) -> str:  # those of `Backward` follow, a layer each
+            place = first + len(self.stamps(k.d)) - ahead
+            return f"{{stamps, u, {place} + ({n - 2} - n) * {each}}}" if k.layout.traced else "{}"
+
+        w("#pragma unroll 1")
+        w(f"for (int n = {n - 1}; n > 1; --n) {{")
+        w(f"if (n == {n - 1}) {{")
+        w(f"net.last_layer({gathered(k.d, f'a{n - 1}')}, {gathered(k.d, f'a{n - 2}')}, "
+          f"{places['last words']}, {biases_of(k.layout, n)}, {places['logits']}, "
+          f"{places['gradient']}, of_batch, bit, {stamps});")
+        w("} else {")
+        w(f"net.receive_gradient({gathered_of(k.d, 'z', 'n')}, {gathered_of(k.d, 'a', 'n', -1)}, "
+          f"bit, {of_layer(0)});")
+        w("}")
+        w(f"net.pass_back({self.passed_back(k, 'n')}, {of_layer(-1)});")
+        w(f"if (n == {n - 1}) {{")
+        self.update(k, f"net.own_last({places['last words']})")
+        w("}")
+        if k.layout.traced:
+            last = first + len(self.stamps(k.d)) + each - 1
+            w(f"stamps.stamp(u, {last} + ({n - 2} - n) * {each});")
+        w("}")
+
+    def update(self, k: Kernel, words: str) -> None:
+        """The update of the last layer, whose `words` (C++) that of the biases below takes."""
+        d, p, w, n, places = k.d, k.p, k.w, k.p.depth, k.layout.places
+        gradient = k.values("gradient")
+        own = f"{NET}::at_as<float4>({places[f'own a{n - 1}']})"
         w(f"if (warp_index() == {d.warps - 1}) {{")
         w(f"{NET}::update_last({gradient}, {own}, "
           f"{NET}::at_as<float4>({places['last weights']}), {NET}::at({biases_of(k.layout, n)}), "
@@ -322,12 +427,9 @@ class Last(Streamed):
         w("}")
         if p.bias:
             w(f"if (warp_index() == {d.warps - 2}) {{")
-            w(f"{NET}::update_biases_below({gradient}, {NET}::at_as<const uint4>("
-              f"{places['last words']}), rank, {own}, {NET}::at({biases_of(k.layout, n - 1)}), "
-              f"rule);")
+            w(f"{NET}::update_biases_below({gradient}, {words}, rank, {own}, "
+              f"{NET}::at({biases_of(k.layout, n - 1)}), rule);")
             w("}")
-        if k.layout.traced:
-            w(f"stamps.stamp(u, {k.stamped[True] - 1});")
 
     def interpret(self, run: Interpreter, block: Block) -> None:
         n = run.p.depth
@@ -354,13 +456,13 @@ class Backward(Streamed):
 
     def cost(self, model: CostModel) -> Iterator[Line]:
         """The update of the layer above runs while the gradient is on its way."""
-        yield Line(self.name, self.received(model) + self.products(model.d))
+        yield Line(self.name, self.received(model) + self.multiplied(model))
 
     def emit(self, k: Kernel) -> None:
         """The first of these layers emits a loop over all."""
         w, first = k.w, k.p.depth - 2
-        if self.layer + 1 < first:
-            self.claim_stamps(k)  # the loop of the first of these layers stamps them
+        if self.layer + 1 < first or k.d.peers > 1:
+            self.claim_stamps(k)  # a loop of the first of these layers stamps them, or of the last
             return
         w("#pragma unroll 1")
         w(f"for (int n = {first}; n > 1; --n) {{")
@@ -387,24 +489,34 @@ class UpdateFirst(Streamed):
         yield Line("new weights", UPDATE + UPDATE_TILE * self.tiles(d)
                    + SEND + SEND_PAIR * d.tp_size**2)
         update = UPDATE + UPDATE_TILE * self.input_tiles(d)
-        yield Line(self.name, self.fetched(model) + FIRST_UPDATE * update)
+        if d.peers > 1:  # gradients of the cluster come while new weights are sent
+            yield Line(self.name, AFTER_SEND + update)
+        else:
+            yield Line(self.name, self.fetched(model) + FIRST_UPDATE * update)
         yield Line(BETWEEN, model.costs.step)
 
     def emit(self, k: Kernel) -> None:
         d, p, w, places = k.d, k.p, k.w, k.layout.places
-        w(f"{WEIGHTS}::send_weights<{p.depth - 2}>(sent_weights, rank, {places['weights']}, "
-          f"changed);")
-        w("__syncthreads();")
+        if d.peers > 1:
+            w(f"const float4 early_z1 = ptx::load_flagged(net.quad_of_peers({gathered(d, 'z1')}));")
+        w(f"{weights_called(k)}send_weights<{p.depth - 2}>({net_for(k)}sent_weights, {rank_for(k)}"
+          f"{places['weights']}, changed);")
+        if d.peers == 1:
+            w("__syncthreads();")
         stamped = self.claim_stamps(k)
         if k.layout.traced:
             w(f"stamps.stamp(u, {k.stamped[True] - 3});")
-        for n in range(1, p.depth - 1) if p.bias else ():
-            w(f"if (warp_index() == {d.warps - n}) {NET}::update_biases({NET}::at_as<const float4>("
-              f"{places[f'own z{n}']}), {NET}::at({biases_of(k.layout, n)}), rule);")
-        w(f"{NET}::update_first(images, ldimages, {places['rows']} + (u & 1) * {d.columns}, "
-          f"{stage(k, 'u')}, {places['own z1']}, {places['weights1']}, rule, {stamped});")
-        if stages(k) == 1:
-            fetch_ahead(k)
+        next_rows = f"{places['rows']} + ((u + 1) & 1) * {d.columns}"
+        if d.peers == 1:
+            self.update_biases(k)
+        if d.peers > 1:
+            w(f"net.update_first(images, ldimages, {next_rows}, {gathered(d, 'z1')}, "
+              f"early_z1, {stage(k, 'u')}, {places['weights1']}, bit, rule, {stamped});")
+            self.update_biases(k)  # behind a barrier of update_first
+        else:
+            w(f"{NET}::update_first(images, ldimages, {places['rows']} + (u & 1) * {d.columns}, "
+              f"{next_rows}, {stage(k, 'u')}, {places['own z1']}, {places['weights1']}, rule, "
+              f"{stamped});")
         w(f"if (thread < {d.columns}) y[((u + 1) & 1) * {d.columns} + thread] = next_label, "
           f"next_row = row_after_next;")
         if stages(k) == 0:
@@ -412,6 +524,12 @@ class UpdateFirst(Streamed):
         w("__syncthreads();")
         if k.layout.traced:
             w(f"stamps.stamp(u, {k.stamped[True] - 1});")
+
+    def update_biases(self, k: Kernel) -> None:
+        for n in range(1, k.p.depth - 1) if k.p.bias else ():
+            k.w(f"if (warp_index() == {k.d.warps - n}) {NET}::update_biases({NET}::at_as<const "
+                f"float4>({k.layout.places[f'own z{n}']}), {NET}::at({biases_of(k.layout, n)}), "
+                f"rule);")
 
     def interpret(self, run: Interpreter, block: Block) -> None:
         for n in range(2, run.p.depth + 1):

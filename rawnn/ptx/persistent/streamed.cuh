@@ -216,11 +216,13 @@ struct Streamed : StreamedProducts<C> {
     stamp(3);
   }
 
+  // With one stage, the inputs of the next step, `next_rows`, come as soon as those of this one are in registers.
   template <typename T>
-  static __device__ __forceinline__ void update_first(const T* images, int ld, int rows, int stage, int own,
-                                                      int weights, const Rule& rule, Stamps stamp) {
+  static __device__ __forceinline__ void update_first(const T* images, int ld, int rows, int next_rows, int stage,
+                                                      int own, int weights, const Rule& rule, Stamps stamp) {
     Words a[2 * kGroupsEach];
     load_inputs(a, images, ld, rows, stage);
+    if constexpr (Base::kStages == 1) Base::fetch_inputs(images, ld, next_rows, stage);
     stamp(1);
     update(a, first_input_step(), first_input_step(), 2 * kGroups, Base::template at_as<const float4>(own),
            Base::template at_as<float4>(weights), rule);
