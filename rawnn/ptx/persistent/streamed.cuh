@@ -29,7 +29,7 @@ struct Streamed : StreamedProducts<C> {
   using Base::kTiles, Base::kSteps, Base::kEach, Base::kParts, Base::kGroups, Base::kGroupsEach;
   using Base::kInputParts, Base::kOutputs, Base::kBias, Base::first_step, Base::begin_step, Base::first_input_step;
   using Base::low;
-  using Base::high, Base::slopes, Base::at, Base::receive, Base::load_inputs;
+  using Base::high, Base::slopes, Base::at, Base::receive;
   using Base::multiply_tiles, Base::finish_backward, Base::updated, Base::own_words, Base::update;
 
   template <bool SECOND>
@@ -51,12 +51,13 @@ struct Streamed : StreamedProducts<C> {
   using Gradient = unsigned int[kTiles][4];
   static __device__ __forceinline__ void load_gradient(Gradient& d, const Half* gradient) {
 #pragma unroll
-    for (int m = 0; m < kTiles; ++m) {
-#pragma unroll
-      for (int q = 0; q < 4; ++q) {
-        d[m][q] = ptx::transpose_matrix(gradient_word(gradient, q / 2, 2 * m + q % 2));
-      }
-    }
+    for (int m = 0; m < kTiles; ++m) load_gradient(d[m], gradient, m);
+  }
+  // Of a tile, as the left operand of a GEMM whose inner dimension is the outputs.
+  static __device__ __forceinline__ void load_gradient(unsigned int (&d)[4], const Half* gradient, int tile) {
+    const int matrix = lane_index() / 8;
+    ptx::load_matrices<true>(d, ptx::shared_address(gradient + (matrix / 2 * 8 + lane_index() % 8) * Shape::kPitch +
+                                                    (2 * tile + matrix % 2) * 8));
   }
 
   // The gathered values become the gradients of their sums.
@@ -66,9 +67,8 @@ struct Streamed : StreamedProducts<C> {
     load_gradient(d, gradient);
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const uint4 w = last[(first + i) * 32 + lane_index()];
-      const unsigned int b[2][2] = {{ptx::transpose_matrix(w.x), ptx::transpose_matrix(w.z)},
-                                    {ptx::transpose_matrix(w.y), ptx::transpose_matrix(w.w)}};
+      const uint4 w = Base::template load_last<true>(last, first + i);
+      const unsigned int b[2][2] = {{w.x, w.z}, {w.y, w.w}};
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
@@ -115,9 +115,8 @@ struct Streamed : StreamedProducts<C> {
                                                              const float4* own, float* bias, const Rule& rule) {
     Gradient d;
     load_gradient(d, gradient);
-    const uint4 w = last[rank / 2 * 32 + lane_index()];
-    const unsigned int b0 = ptx::transpose_matrix(rank % 2 == 0 ? w.x : w.y);
-    const unsigned int b1 = ptx::transpose_matrix(rank % 2 == 0 ? w.z : w.w);
+    const uint4 w = Base::template load_last<true>(last, rank / 2);
+    const unsigned int b0 = rank % 2 == 0 ? w.x : w.y, b1 = rank % 2 == 0 ? w.z : w.w;
     float first = 0.0f, second = 0.0f;
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
@@ -143,7 +142,7 @@ struct Streamed : StreamedProducts<C> {
                                                        int bias, int own, float4* to, unsigned int bit,
                                                        int scratch, Stamps stamp) {
     Words a[2 * kGroupsEach];
-    load_inputs(a, images, ld, rows, stage);
+    Base::template load_inputs<false>(a, images, ld, rows, stage);
     stamp(0);
     multiply_tiles(a, first_input_step(), first_input_step(), 2 * kGroups,
                    Base::template at_as<const float4>(weights), at(scratch));
@@ -221,10 +220,14 @@ struct Streamed : StreamedProducts<C> {
   static __device__ __forceinline__ void update_first(const T* images, int ld, int rows, int next_rows, int stage,
                                                       int own, int weights, const Rule& rule, Stamps stamp) {
     Words a[2 * kGroupsEach];
-    load_inputs(a, images, ld, rows, stage);
-    if constexpr (Base::kStages == 1) Base::fetch_inputs(images, ld, next_rows, stage);
+    constexpr bool transposed = Base::kStages > 0;
+    Base::template load_inputs<transposed>(a, images, ld, rows, stage);
+    if constexpr (Base::kStages == 1) {
+      __syncwarp();
+      Base::fetch_inputs(images, ld, next_rows, stage);
+    }
     stamp(1);
-    update(a, first_input_step(), first_input_step(), 2 * kGroups, Base::template at_as<const float4>(own),
+    Base::template update<transposed>(a, first_input_step(), first_input_step(), 2 * kGroups, Base::template at_as<const float4>(own),
            Base::template at_as<float4>(weights), rule);
   }
 };

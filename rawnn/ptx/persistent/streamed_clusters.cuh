@@ -26,7 +26,7 @@ struct StreamedClusters : Streamed<C> {
   using typename Base::Stamps;
   using Base::kTiles, Base::kPairs, Base::kSteps, Base::kWarps, Base::kGroups, Base::kBlocks, Base::kQuads;
   using Base::kInputs, Base::kOutputs, Base::kBias, Base::kPartFloats, Base::kWait;
-  using Base::at, Base::bits, Base::low, Base::slopes, Base::updated, Base::gradient_word;
+  using Base::at, Base::bits, Base::low, Base::slopes, Base::updated;
 
   static constexpr int kPeers = C::kPeers;
   static constexpr int kShare = kSteps / kPeers;                    // steps of a gathered boundary
@@ -322,7 +322,7 @@ struct StreamedClusters : Streamed<C> {
     float sums[2][4] = {};
 #pragma unroll
     for (int step = 0; step < kShare; ++step) {
-      const uint4 w = last[step * 32 + lane_index()];
+      const uint4 w = Base::template load_last<false>(last, step);
       unsigned int left[4];
       ptx::load_matrices<false>(left, OfShare{}(step, tile));
       ptx::multiply<bfloat16>(sums[step % 2], left, half == 0 ? w.x : w.z, half == 0 ? w.y : w.w);
@@ -370,14 +370,12 @@ struct StreamedClusters : Streamed<C> {
 #pragma unroll
     for (int unit = warp_index(); unit < kUnits; unit += kWarps) {
       const int step = unit / kPairs, pair = unit % kPairs;
-      const uint4 w = last[step * 32 + lane_index()];
-      const unsigned int b[2][2] = {{ptx::transpose_matrix(w.x), ptx::transpose_matrix(w.z)},
-                                    {ptx::transpose_matrix(w.y), ptx::transpose_matrix(w.w)}};
+      const uint4 w = Base::template load_last<true>(last, step);
+      const unsigned int b[2][2] = {{w.x, w.z}, {w.y, w.w}};
 #pragma unroll
       for (int m = 2 * pair; m < 2 * pair + 2; ++m) {
         unsigned int d[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) d[i] = ptx::transpose_matrix(gradient_word(gradient, i / 2, 2 * m + i % 2));
+        Base::load_gradient(d, gradient, m);
         unsigned int saved[4];
         ptx::load_matrices<false>(saved, OfShare{}(step, m));
         float sums[2][4] = {};
@@ -514,12 +512,13 @@ struct StreamedClusters : Streamed<C> {
   // The last layer's words [step of the share][lane], and behind them those of this block's own features.
   __device__ __forceinline__ int last_step(int step) const { return step < kShare ? q * kShare + step : rank() / 2; }
   static __device__ __noinline__ void receive_last(StreamedClusters net, const float4* sent, int place, unsigned int bit) {
-    uint4* const words = Base::template at_as<uint4>(place);
+    unsigned int* const words = Base::template at_as<unsigned int>(place) + lane_index();
 #pragma unroll 1
     for (int step = warp_index(); step <= kShare; step += kWarps) {
       float4 v[2];
       receive_quads(v, [&](int i) { return sent + (net.last_step(step) * 2 + i) * 32 + lane_index(); }, bit);
-      words[step * 32 + lane_index()] = make_uint4(bits(v[0].x), bits(v[1].x), bits(v[0].y), bits(v[1].y));
+      unsigned int* const to = words + step * 128;
+      to[0] = bits(v[0].x), to[32] = bits(v[1].x), to[64] = bits(v[0].y), to[96] = bits(v[1].y);
     }
   }
   __device__ __forceinline__ const uint4* own_last(int place) const {  // counted from the step of own features on
@@ -574,7 +573,7 @@ struct StreamedClusters : Streamed<C> {
 #pragma unroll 1
     for (int row = warp_index(); row < 4 * (kShare + 1); row += kWarps) {
       const int output = row % 4 / 2 * 8 + lane_index() / 4;
-      words[(row / 4 * 32 + lane_index()) * 4 + row % 4] =
+      words[row * 32 + lane_index()] =
           output < kOutputs ? word_of(w, ld, output, net.last_step(row / 4), row % 2) : 0u;
     }
   }

@@ -104,29 +104,53 @@ struct StreamedOperands {
     }
   }
 
-  // The inputs of the examples `rows`, 16 bytes a load: feature 8t + 4s + q of a group of 32 is place
-  // 2t + q % 2 + q / 2 * 8 of its step s (place_of_input is the inverse). With kStages, from `stage`, where
-  // fetch_inputs has put them: a lane reads what it has fetched itself.
-  template <typename T>
+  // The inputs of the examples `rows`. With kStages they come from `stage`, where this warp has put them
+  // (fetch_inputs): 8 examples by 32 inputs, as rows [eight inputs][example]. Without, 16 bytes a load: feature
+  // 8t + 4s + q of a group of 32 is place 2t + q % 2 + q / 2 * 8 of its step s (place_of_input is the inverse).
+  // TRANSPOSED, which takes a stage, they are the left operand of a weight gradient.
+  template <bool TRANSPOSED, typename T>
   static __device__ __forceinline__ void load_inputs(Words (&a)[2 * kGroupsEach], const T* images, int ld, int rows,
                                                      int stage) {
-    if constexpr (kStages > 0) ptx::wait_for_copies<0>();
-    for_inputs(images, ld, rows, [&](int i, int group, int tile, int half, const T* from, bool exists) {
-      uint4 v = make_uint4(0, 0, 0, 0);
-      if constexpr (kStages > 0) {
-        v = at_as<const uint4>(stage)[i];
-      } else if (exists) {
-        v = *reinterpret_cast<const uint4*>(from);
+    static_assert(kStages > 0 || !TRANSPOSED, "from a stage");
+    if constexpr (kStages > 0) {
+      ptx::wait_for_copies<0>();
+      __syncwarp();
+      load_staged<TRANSPOSED>(a, stage);
+    } else {
+      for_inputs(images, ld, rows, [&](int, int group, int tile, int half, const T* from, bool exists) {
+        uint4 v = make_uint4(0, 0, 0, 0);
+        if (exists) v = *reinterpret_cast<const uint4*>(from);
+        const int word = tile % 2 * 2 + half;
+        a[2 * group][0][tile / 2][word] = v.x, a[2 * group][1][tile / 2][word] = v.y;
+        a[2 * group + 1][0][tile / 2][word] = v.z, a[2 * group + 1][1][tile / 2][word] = v.w;
+      });
+    }
+  }
+  template <bool TRANSPOSED>
+  static __device__ __forceinline__ void load_staged(Words (&a)[2 * kGroupsEach], int stage) {
+    if (first_input_step() >= 2 * kGroups) return;
+    const int matrix = lane_index() / 8;
+    const int half = TRANSPOSED ? matrix / 2 : matrix % 2, eight = TRANSPOSED ? matrix % 2 : matrix / 2;
+    const uint4* const from = at_as<const uint4>(stage) + warp_index() * (kGroupsEach * kTiles * 64) + half * 32 +
+                              eight * 8 + lane_index() % 8;
+#pragma unroll
+    for (int step = 0; step < 2 * kGroupsEach; ++step) {
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+        unsigned int v[4];
+        ptx::load_matrices<TRANSPOSED>(
+            v, ptx::shared_address(from + (step / 2 * kTiles + tile) * 64 + step % 2 * 16));
+        const int word = tile % 2 * 2;
+        a[step][0][tile / 2][word] = v[0], a[step][0][tile / 2][word + 1] = v[1];
+        a[step][1][tile / 2][word] = v[2], a[step][1][tile / 2][word + 1] = v[3];
       }
-      const int word = tile % 2 * 2 + half;
-      a[2 * group][0][tile / 2][word] = v.x, a[2 * group][1][tile / 2][word] = v.y;
-      a[2 * group + 1][0][tile / 2][word] = v.z, a[2 * group + 1][1][tile / 2][word] = v.w;
-    });
+    }
   }
   template <typename T>
   static __device__ __forceinline__ void fetch_inputs(const T* images, int ld, int rows, int stage) {
     for_inputs(images, ld, rows, [=](int i, int, int, int, const T* from, bool exists) {
-      ptx::copy_async<16>(ptx::shared_address(at_as<uint4>(stage) + i), from, exists ? 16 : 0);
+      const int place = i - lane_index() + lane_index() % 4 * 8 + lane_index() / 4;
+      ptx::copy_async<16>(ptx::shared_address(at_as<uint4>(stage) + place), from, exists ? 16 : 0);
     });
     ptx::commit_copies();
   }
@@ -165,6 +189,7 @@ struct StreamedOperands {
     ptx::commit_copies();
   }
   static __device__ __forceinline__ int place_of_input(int step, int place) {
+    if constexpr (kStages > 0) return step * 16 + place;
     return step / 2 * 32 + place % 8 / 2 * 8 + step % 2 * 4 + place / 8 * 2 + place % 2;
   }
 };

@@ -45,7 +45,17 @@ struct StreamedProducts : StreamedOperands<C> {
     }
   }
 
-  // By this block's rows of a layer's weights, as words of bfloat16 [step][lane]. SECOND: words 2 and 3.
+  // The last layer's words of a step, matrices [4][lane] of eight outputs and eight inputs: of outputs 0 to 7, then
+  // of the others. TRANSPOSED, the right operand of a backward GEMM.
+  template <bool TRANSPOSED>
+  static __device__ __forceinline__ uint4 load_last(const uint4* last, int step) {
+    unsigned int w[4];
+    ptx::load_matrices<TRANSPOSED>(w, ptx::shared_address(last + step * 32 + lane_index()));
+    return make_uint4(w[0], w[1], w[2], w[3]);
+  }
+
+  // By this block's rows of a layer's weights, as words of bfloat16 [step][lane], or by all rows of the last layer.
+  // SECOND: by its outputs beyond eight.
   template <bool SECOND, typename W>
   static __device__ __forceinline__ void multiply_words(const Words (&a)[kEach], const W* words, float* scratch) {
     if (!has_steps()) return;
@@ -54,10 +64,11 @@ struct StreamedProducts : StreamedOperands<C> {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       if (!owns(first + i, begin)) continue;
-      const W w = words[(first + i) * 32 + lane_index()];
-      if constexpr (SECOND) {
-        multiply(sums, a[i], w.z, w.w);
+      if constexpr (sizeof(W) == sizeof(uint4)) {
+        const uint4 w = load_last<false>(words, first + i);
+        multiply(sums, a[i], SECOND ? w.z : w.x, SECOND ? w.w : w.y);
       } else {
+        const W w = words[(first + i) * 32 + lane_index()];
         multiply(sums, a[i], w.x, w.y);
       }
     }
@@ -157,8 +168,8 @@ struct StreamedProducts : StreamedOperands<C> {
   }
 
   // The update of the tiles of weights [step][lane] from `begin` to `end`: fragments transposed, times this
-  // block's own 8 features.
-  template <int EACH>
+  // block's own 8 features. TRANSPOSED: they are already.
+  template <bool TRANSPOSED = false, int EACH>
   static __device__ __forceinline__ void update(const Words (&a)[EACH], int first, int begin, int end,
                                                 const float4* own, float4* weights, const Rule& rule) {
     if (begin >= end) return;
@@ -176,10 +187,15 @@ struct StreamedProducts : StreamedOperands<C> {
       for (int m = 0; m < kTiles; ++m) {
         const unsigned int (&upper)[4] = a[i][0][m / 2], (&lower)[4] = a[i][1][m / 2];
         const int word = m % 2 * 2;
-        const unsigned int left[4] = {
-            ptx::transpose_matrix(upper[word]), ptx::transpose_matrix(lower[word]),
-            ptx::transpose_matrix(upper[word + 1]), ptx::transpose_matrix(lower[word + 1])};
-        ptx::multiply<bfloat16>(gradient, left, b[m][0], b[m][1]);
+        if constexpr (TRANSPOSED) {
+          const unsigned int left[4] = {upper[word], upper[word + 1], lower[word], lower[word + 1]};
+          ptx::multiply<bfloat16>(gradient, left, b[m][0], b[m][1]);
+        } else {
+          const unsigned int left[4] = {
+              ptx::transpose_matrix(upper[word]), ptx::transpose_matrix(lower[word]),
+              ptx::transpose_matrix(upper[word + 1]), ptx::transpose_matrix(lower[word + 1])};
+          ptx::multiply<bfloat16>(gradient, left, b[m][0], b[m][1]);
+        }
       }
       float4* const w = weights + (first + i) * 32 + lane_index();
       *w = updated(*w, gradient, rule);

@@ -59,9 +59,10 @@ struct StreamedWeights : StreamedOperands<C> {
       }
     }
   }
-  // The same of the last layer, of which all blocks have all rows: four words [step][lane].
+  // The same of the last layer, of which all blocks have all rows: four words [step][word][lane], which load_last
+  // reads.
   static __device__ __noinline__ void receive_last(const float4* sent, int place, unsigned int bit) {
-    uint4* const words = Base::template at_as<uint4>(place);
+    unsigned int* const words = Base::template at_as<unsigned int>(place) + lane_index();
     if (!has_steps()) return;
     const int first = first_step(), begin = begin_step(), lane = lane_index();
     float4 v[kEach * 2];
@@ -69,8 +70,9 @@ struct StreamedWeights : StreamedOperands<C> {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       if (!owns(first + i, begin)) continue;
-      words[(first + i) * 32 + lane] =
-          make_uint4(bits(v[2 * i].x), bits(v[2 * i + 1].x), bits(v[2 * i].y), bits(v[2 * i + 1].y));
+      unsigned int* const to = words + (first + i) * 128;
+      to[0] = bits(v[2 * i].x), to[32] = bits(v[2 * i + 1].x);
+      to[64] = bits(v[2 * i].y), to[96] = bits(v[2 * i + 1].y);
     }
   }
 
@@ -128,7 +130,8 @@ struct StreamedWeights : StreamedOperands<C> {
       if (step >= kSteps) break;
       const float* const from = w + static_cast<long long>(out) * ld + step * 16 + i % 2 * 8 + lane_index() % 4 * 2;
       const bool there = !LAST || out < kOutputs;
-      words[(step * 32 + lane_index()) * (LAST ? 4 : 2) + second * 2 + i % 2] =
+      const int last_place = (step * 4 + second * 2 + i % 2) * 32 + lane_index();
+      words[LAST ? last_place : (step * 32 + lane_index()) * 2 + i % 2] =
           there ? ptx::pack_bf16(from[0], from[1]) : 0u;
     }
   }
