@@ -24,7 +24,7 @@ from rawnn.persistent.sharding import (
     output_boundaries,
     up,
 )
-from rawnn.persistent.streamed import MOST_PEERS, streamed_sharding
+from rawnn.persistent.streamed import LEAST_PEERS, MOST_PEERS, streamed_sharding
 from rawnn.persistent.tiles import tiling
 
 MOST_WARPS, LEAST_WARPS = 16, 8
@@ -162,7 +162,7 @@ def streamed_candidates(problem: Problem, chip: Chip, tp_size: int,
                         dp_size: int) -> Iterator[Sharding]:
     """The shardings whose operands stream, without clusters and in clusters of each size, where a
     kernel has them and all their blocks run at once."""
-    for peers in range(1, MOST_PEERS + 1):
+    for peers in (1, *range(LEAST_PEERS, MOST_PEERS + 1)):
         d = streamed_sharding(problem, peers)
         if d and d.tp_size <= peers * chip.most_clusters(peers) and tp_size in (0, d.tp_size) \
                 and dp_size in (0, 1):

@@ -17,6 +17,8 @@ THREADS = 512
 MOST_BATCH = THREADS // STREAMED_WIDTH
 """Examples of a step at most: each thread adds up one element of the block's part [8, examples] of
 a hidden boundary (`add_up` in ptx/persistent/streamed_products.cuh)."""
+LEAST_PEERS = 4
+"""Blocks of a cluster that the search tries at least: fewer save too few bytes for their hop."""
 MOST_PEERS = 8
 """Blocks of a cluster at most: every GPU with clusters has them of this size, and the 16 warps of a
 block share its owners and pairs of tiles (ptx/persistent/streamed_clusters.cuh)."""

@@ -161,7 +161,8 @@ struct StreamedClusters : Streamed<C> {
     __device__ __forceinline__ unsigned int operator()(int step, int tile) const {
       const int half = lane_index() / 8 % 2, eight = step % 2 * 2 + lane_index() / 16;
       const int line = (step / 2 * kTiles + tile) * 2 + half;
-      return ptx::shared_address(Base::template at_as<const uint4>(stage) + line * 32 + eight * 8 + lane_index() % 8);
+      return ptx::shared_address(Base::template at_as<const uint4>(stage) + line * 32 +
+                                 Base::staged_place(lane_index() % 8, eight));
     }
   };
   // The weights of an owner's features and a step: words of bfloat16, or tiles of floats.
@@ -275,7 +276,7 @@ struct StreamedClusters : Streamed<C> {
   }
 
   // -- inputs --------------------------------------------------------------------------------------------------
-  // Lines of 8 examples, [of a group of 32 inputs][tile][half], of rows [eight inputs][example].
+  // Lines of 8 examples, [of a group of 32 inputs][tile][half].
   template <typename T>
   __device__ __forceinline__ void fetch_inputs(const T* images, int ld, int rows, int stage) const {
 #pragma unroll
@@ -283,7 +284,7 @@ struct StreamedClusters : Streamed<C> {
       const int example = Base::template at_as<const int>(rows)[line % (2 * kTiles) * 8 + lane_index() / 4];
       const int first = (q * kInputGroups + line / (2 * kTiles)) * 32 + lane_index() % 4 * 8;
       const T* const row = images + static_cast<long long>(example) * ld;
-      const int place = line * 32 + lane_index() % 4 * 8 + lane_index() / 4;
+      const int place = line * 32 + Base::staged_place(lane_index() / 4, lane_index() % 4);
       ptx::copy_async<16>(ptx::shared_address(Base::template at_as<uint4>(stage) + place),
                           first < kInputs ? row + first : row, first < kInputs ? 16 : 0);
     }
@@ -448,8 +449,9 @@ struct StreamedClusters : Streamed<C> {
 #pragma unroll 1
     for (int unit = warp_index(); unit < kShare * kSplit<kShare>; unit += kWarps) {
       const int step = unit % kShare, first = unit / kShare * kOwners<kShare>;
-#pragma unroll 1
-      for (int owner = first; owner < min(first + kOwners<kShare>, kPeers); ++owner) {
+#pragma unroll
+      for (int owner = first; owner < first + kOwners<kShare>; ++owner) {
+        if (kPeers % kOwners<kShare> != 0 && owner >= kPeers) break;
 #pragma unroll
         for (int trio = 0; trio < ceil_div(LAYERS, 3); ++trio) {
           unsigned int words[2][3] = {};

@@ -105,7 +105,7 @@ struct StreamedOperands {
   }
 
   // The inputs of the examples `rows`. With kStages they come from `stage`, where this warp has put them
-  // (fetch_inputs): 8 examples by 32 inputs, as rows [eight inputs][example]. Without, 16 bytes a load: feature
+  // (fetch_inputs): 8 examples by 32 inputs, at places of staged_place. Without, 16 bytes a load: feature
   // 8t + 4s + q of a group of 32 is place 2t + q % 2 + q / 2 * 8 of its step s (place_of_input is the inverse).
   // TRANSPOSED, which takes a stage, they are the left operand of a weight gradient.
   template <bool TRANSPOSED, typename T>
@@ -126,20 +126,24 @@ struct StreamedOperands {
       });
     }
   }
+  // Where eight inputs of an example lie among 8 x 4 of them. Neither the copies of eight lanes, of two examples,
+  // nor the rows of a matrix share banks.
+  static __device__ __forceinline__ int staged_place(int example, int eight) {
+    return example * 4 + (eight ^ example / 2);
+  }
   template <bool TRANSPOSED>
   static __device__ __forceinline__ void load_staged(Words (&a)[2 * kGroupsEach], int stage) {
     if (first_input_step() >= 2 * kGroups) return;
     const int matrix = lane_index() / 8;
     const int half = TRANSPOSED ? matrix / 2 : matrix % 2, eight = TRANSPOSED ? matrix % 2 : matrix / 2;
-    const uint4* const from = at_as<const uint4>(stage) + warp_index() * (kGroupsEach * kTiles * 64) + half * 32 +
-                              eight * 8 + lane_index() % 8;
+    const uint4* const from = at_as<const uint4>(stage) + warp_index() * (kGroupsEach * kTiles * 64) + half * 32;
 #pragma unroll
     for (int step = 0; step < 2 * kGroupsEach; ++step) {
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
         unsigned int v[4];
-        ptx::load_matrices<TRANSPOSED>(
-            v, ptx::shared_address(from + (step / 2 * kTiles + tile) * 64 + step % 2 * 16));
+        ptx::load_matrices<TRANSPOSED>(v, ptx::shared_address(from + (step / 2 * kTiles + tile) * 64 +
+                                                             staged_place(lane_index() % 8, step % 2 * 2 + eight)));
         const int word = tile % 2 * 2;
         a[step][0][tile / 2][word] = v[0], a[step][0][tile / 2][word + 1] = v[1];
         a[step][1][tile / 2][word] = v[2], a[step][1][tile / 2][word + 1] = v[3];
@@ -149,7 +153,7 @@ struct StreamedOperands {
   template <typename T>
   static __device__ __forceinline__ void fetch_inputs(const T* images, int ld, int rows, int stage) {
     for_inputs(images, ld, rows, [=](int i, int, int, int, const T* from, bool exists) {
-      const int place = i - lane_index() + lane_index() % 4 * 8 + lane_index() / 4;
+      const int place = i - lane_index() + staged_place(lane_index() / 4, lane_index() % 4);
       ptx::copy_async<16>(ptx::shared_address(at_as<uint4>(stage) + place), from, exists ? 16 : 0);
     });
     ptx::commit_copies();
