@@ -227,7 +227,8 @@ struct Streamed : StreamedProducts<C> {
       Base::fetch_inputs(images, ld, next_rows, stage);
     }
     stamp(1);
-    Base::template update<transposed>(a, first_input_step(), first_input_step(), 2 * kGroups, Base::template at_as<const float4>(own),
-           Base::template at_as<float4>(weights), rule);
+    Base::template update<transposed>(a, first_input_step(), first_input_step(), 2 * kGroups,
+                                      Base::template at_as<const float4>(own), Base::template at_as<float4>(weights),
+                                      rule);
   }
 };
