@@ -11,24 +11,28 @@ import numpy as np
 import pytest
 
 from rawnn.common.errors import ConfigError
+from rawnn.common.target import known
 from rawnn.cuda.device import Device
 from rawnn.engine.runners.gpu import GpuRunner
 from rawnn.engine.runners.host import HostRunner
 from rawnn.model.layers import Network
 from rawnn.model.optimizers import Optimizer
-from rawnn.opts import Selection, select
+from rawnn.opts import TOGGLES, Selection, select
 from rawnn.opts.registry import Machine
+from rawnn.plan.policy import Policy
 from rawnn.plan.recipe import DataSpec, Recipe
 from rawnn.sim import sim_backend
 from tests.engine import (
     CAPABLE,
     dataset_for,
     make_work,
+    measuring_plan,
     run_on,
     same_parameters,
     step_plan,
     trained,
 )
+from tests.persistent.problems import prepared
 
 LAYERS = (29, 24, 7)
 WAYS = ("persistent", "persistent,graphs=epoch", "persistent,graphs=3", "persistent,graphs=while",
@@ -211,3 +215,14 @@ def test_the_kernel_shuffles_what_its_threads_have_time_for(sharding: str, threa
     [op] = make_work(f"persistent={sharding}", LAYERS,
                      dataset_for(Network(LAYERS), 64, 8), batch=32).train.find(kind="train_steps")
     assert op.attributes["max_shuffled"] == min(16384, 4 * threads)
+
+
+def test_other_plans_than_full_steps_keep_their_ops() -> None:
+    """The partial batch of an epoch without full ones, and evaluations."""
+    network = Network((40, 17, 10))
+    toggle = TOGGLES["persistent"]
+    for plan in (prepared(network, left=5, rest=True), measuring_plan(network, 32, 100)):
+        assert toggle.apply(plan, Policy(), "auto")[0].ops == plan.ops
+    full = replace(prepared(network), target=known((9, 0)))
+    (op,) = toggle.apply(full, Policy(), "auto")[0].ops
+    assert op.kind == "train_steps"

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 
+from rawnn.model.optimizers import Optimizer
 from rawnn.persistent.choose import choose
 from rawnn.persistent.layout import Layout, layout_of
 from rawnn.persistent.member_problem import evaluation_layout, training_problem
@@ -31,7 +32,16 @@ BOUNDARIES = (
     ("float16, Adam, tanh", 2, 2, "FSFS", DSMEM, 2),
     ("more outputs than a register file", 2, 3, "FS", L2, 1),
 )  # fmt: skip
-MEMBERS = (Members(), Members(listed=True), Members(listed=True, uneven=True))
+MEMBERS = (Members(), Members(listed=True), Members(shuffled=True),
+           Members(listed=True, uneven=True), Members(listed=True, shuffled=True))
+ROOMS = (
+    ("Adam in an order", 1, 1, "FFFF", 0), ("Adam in an order", 2, 3, "FSFF", 0),
+    ("five layers", 1, 3, "FFFFFF", 0), ("five layers", 1, 1, "FFFFFF", 2),
+    ("a wide middle", 1, 1, "FFFF", 3), ("a wide middle", 4, 1, "SFGF", 0),
+    ("stochastic rounding, Adam", 1, 1, "FFFF", 0), ("float16, Adam, tanh", 2, 2, "FSFS", 0),
+    ("bfloat16", 1, 1, "FFFF", 2), ("more outputs than a register file", 2, 1, "FS", 0),
+)  # fmt: skip
+"""Problems by Adam, blocks of a group, groups, boundaries, and resident blocks of members."""
 
 
 def parts(text: str) -> Iterator[str]:
@@ -86,7 +96,7 @@ def written_kernels_that_stream() -> Lines:
 def written_kernels_of_many_networks() -> Lines:
     for number, (name, keywords) in enumerate(VARIETY.items()):
         for tp_size in (1, 2)[: 1 + (number % 3 == 0)]:
-            members = MEMBERS[number % 3]
+            members = MEMBERS[number % 5]
             try:
                 p = training_problem(problem(**keywords), members, partial=number % 2 == 0)
                 boundaries = "FS" if tp_size > 1 and p.depth > 1 else "FF"
@@ -99,3 +109,24 @@ def written_kernels_of_many_networks() -> Lines:
             measured = evaluation_layout(d, members.listed, partial=number % 2 == 0,
                                          room=HOPPER.shared)
             yield written("  evaluation", member_source(measured, "evaluate_members"))
+
+
+@record
+def layouts_by_room() -> Lines:
+    """What lies in global memory as a block has more room, and up to which room that holds."""
+    for name, tp_size, dp_size, boundaries, resident in ROOMS:
+        given = problem(**{**VARIETY[name], "optimizer": Optimizer("adam", 1e-3)})
+        members = Members() if resident else None
+        p = training_problem(given, members, partial=True) if members else given
+        d = Sharding(p, tp_size, dp_size, 256, boundaries, members=members, resident=resident)
+        most = layout_of(d, 1 << 24).nbytes
+        found: list[tuple[int, str]] = []
+        for room in range(most // 3, most + 512, 256):
+            layout = layout_of(d, room)
+            answer = (f"{layout.global_tiles} tiles{', compact' * layout.schedule.is_compact}"
+                      f"{', copies' * ('copies' in layout.places)}")
+            if found and found[-1][1] == answer:
+                found.pop()
+            found.append((room, answer))
+        yield f"{name}, {d.text}, {resident} resident, {most} bytes: " + ", ".join(
+            f"{answer} to {room}" for room, answer in found)
