@@ -34,7 +34,10 @@ BOUNDARIES = (
 )  # fmt: skip
 MEMBERS = (Members(), Members(listed=True), Members(shuffled=True),
            Members(listed=True, uneven=True), Members(listed=True, shuffled=True))
+WIDE_AROUND = {"layers": (24, 200, 32, 200, 10), "batch": 8}
+"""Its gradients lie where activations do without room for more of the state."""
 ROOMS = (
+    ("wide around a narrow layer", 1, 1, "FFFFF", 2),
     ("Adam in an order", 1, 1, "FFFF", 0), ("Adam in an order", 2, 3, "FSFF", 0),
     ("five layers", 1, 3, "FFFFFF", 0), ("five layers", 1, 1, "FFFFFF", 2),
     ("a wide middle", 1, 1, "FFFF", 3), ("a wide middle", 4, 1, "SFGF", 0),
@@ -115,7 +118,8 @@ def written_kernels_of_many_networks() -> Lines:
 def layouts_by_room() -> Lines:
     """What lies in global memory as a block has more room, and up to which room that holds."""
     for name, tp_size, dp_size, boundaries, resident in ROOMS:
-        given = problem(**{**VARIETY[name], "optimizer": Optimizer("adam", 1e-3)})
+        how = VARIETY.get(name, WIDE_AROUND)
+        given = problem(**{**how, "optimizer": Optimizer("adam", 1e-3)})
         members = Members() if resident else None
         p = training_problem(given, members, partial=True) if members else given
         d = Sharding(p, tp_size, dp_size, 256, boundaries, members=members, resident=resident)
