@@ -9,16 +9,18 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from rawnn.common.errors import RanksError
+from rawnn.common.errors import ConfigError, RanksError
 from rawnn.distributed import RankContext, Team
 from rawnn.distributed import team as team_module
 from rawnn.distributed.wire import Wire
 from rawnn.engine import parallel
 from rawnn.engine.checkpoint import listed
+from rawnn.engine.session import Session
 from tests.distributed.runs import free_port, teams
 from tests.slices import sliced
 from tests.together import all_fine
@@ -349,3 +351,17 @@ def test_ranks_have_the_same_code_where_all_that_runs_is_the_same(
     file.rename(package / file.name)
     sums.append(parallel._code())
     assert len(set(sums)) == (4 if suffix in (".py", ".cu", ".cuh", ".json") else 1)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_an_error_of_all_ranks_is_printed_by_one_and_a_lost_rank_by_who_knows(rank: int) -> None:
+    """Other ranks than 0 keep quiet about an error of their own, which they send to the others."""
+    sent: list[BaseException] = []
+    session = Session.__new__(Session)
+    session.team = cast(Team, SimpleNamespace(rank=rank, fail=sent.append))
+    errors = (ConfigError("of an option"), RanksError("rank 3 is lost"), RanksError("seen", False))
+    for error in (*errors, ValueError("of a user")):
+        session._fail(error)
+    assert sent[:3] == [*errors]
+    assert len(sent) == 4
+    assert [error.speaks for error in errors] == [rank == 0, True, False]
