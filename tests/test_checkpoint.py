@@ -324,3 +324,33 @@ def test_the_metadata_are_json(tmp_path: Path) -> None:
     metadata, _ = checkpoint.unpack(encode(make()), "file")
     assert json.loads(metadata["network"])["layers"] == [6, 4, 3]
     assert json.loads(metadata["config"])["lr"] == 0.1
+
+
+def test_the_digest_covers_every_part_of_the_content() -> None:
+    metadata = {"epoch": "3", "layers": "4-3"}
+    arrays = {"w": np.arange(12, dtype=np.float32).reshape(3, 4), "b": np.ones(2, np.float32)}
+    first = checkpoint.digest(metadata, arrays)
+    turned = {name: arrays[name] for name in reversed(arrays)}
+    assert checkpoint.digest(dict(reversed(metadata.items())), turned) == first
+    assert checkpoint.digest(metadata, {**arrays, "w": np.asfortranarray(arrays["w"])}) == first
+    others: list[tuple[dict[str, str], dict[str, np.ndarray]]] = [
+        ({**metadata, "epoch": "4"}, arrays), ({"layers": "4-3"}, arrays),
+        (metadata, {**arrays, "w": arrays["w"].reshape(4, 3)}),
+        (metadata, {**arrays, "w": arrays["w"].reshape(12)}),
+        (metadata, {**arrays, "w": arrays["w"].view(np.int32)}),
+        (metadata, {**arrays, "w": -arrays["w"]}), (metadata, {"w": arrays["w"]}),
+        (metadata, {"w2": arrays["w"], "b": arrays["b"]}),
+        (metadata, {"w": arrays["w"], "b": arrays["b"], "c": arrays["b"]}),
+    ]
+    assert len({first, *(checkpoint.digest(*each) for each in others)}) == 1 + len(others)
+
+
+def test_what_a_run_saves_has_each_array_once(tmp_path: Path) -> None:
+    x = RNG.random((40, 4), np.float32)
+    train(data=(x, (x[:, 0] > 0.5).astype(int)), layers=(4, 3, 2), epochs=1, device="host",
+          optimizer="adam", save=tmp_path)
+    stored = checkpoint.read(checkpoint.listed(tmp_path)[-1][1])
+    names = {f"fc{n}.{part}" for n in (1, 2) for part in ("weight", "bias")}
+    assert set(stored.parameters) == names
+    assert set(stored.state) - {"order"} == {
+        "clock", *(f"{name}.{moment}" for name in names for moment in "mv")}

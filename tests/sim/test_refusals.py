@@ -11,6 +11,7 @@ import pytest
 from rawnn.cuda.device import Device
 from rawnn.cuda.driver import LINK_CUBIN, LINK_LIBRARY
 from rawnn.cuda.libs.nccl import DATA_TYPE, MAX, SUM, SYMMETRIC
+from rawnn.cuda.stream import Stream
 from rawnn.sim import Simulation, SimulationError
 from rawnn.sim.codes import CODES
 from tests.sim.work import read, vector
@@ -238,6 +239,23 @@ def test_groups_and_windows_of_nccl(device: Device) -> None:
     assert api.ncclCommInitRankConfig(1, number, 1, 0)[0] == invalid
     api.ncclMemFree(address)
     api.ncclCommDestroy(comm)
+
+
+@pytest.mark.parametrize("differ", ["stream", "communicator"])
+def test_a_group_is_of_one_communicator_and_stream(device: Device, differ: str) -> None:
+    api = device.backend.nccl()
+    address, other = vector(device, 1.0), Stream(device.driver)
+    comms = [api.ncclCommInitRankConfig(1, api.ncclGetUniqueId()[1], 0, 0)[1] for _ in range(2)]
+    calls = [(comms[0], device.stream), (comms[0], other) if differ == "stream" else
+             (comms[1], device.stream)]
+    assert api.ncclGroupStart() == (0,)
+    for comm, stream in calls:
+        assert api.ncclAllReduce(address, address, 8, FLOAT, SUM, comm, int(stream.handle)) == (0,)
+    with pytest.raises(SimulationError, match="several communicators or streams"):
+        api.ncclGroupEnd()
+    for comm in comms:
+        api.ncclCommDestroy(comm)
+    other.close()
 
 
 def test_codes_of_cublaslt(device: Device) -> None:
