@@ -9,7 +9,16 @@ from dataclasses import replace
 import pytest
 
 from rawnn.common.errors import ConfigError
-from rawnn.common.target import HOST, KNOWN, features_of, known
+from rawnn.common.target import (
+    HOST,
+    KNOWN,
+    NAMED,
+    Target,
+    features_of,
+    gpu_named,
+    is_called,
+    known,
+)
 from rawnn.cuda.device import Device
 from rawnn.engine.machine import machine_of
 from rawnn.model.layers import Network
@@ -120,3 +129,14 @@ def test_targets_know_of_no_driver() -> None:
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
                             check=True).stdout
     assert not {"rawnn.cuda", "rawnn.ptx", "rawnn.plan"} & set(eval(loaded))
+
+
+@pytest.mark.parametrize("target", NAMED, ids=lambda target: target.name)
+def test_a_gpu_is_found_by_its_name_however_it_is_written(target: Target) -> None:
+    """Names differ in digits alone, so that these count."""
+    name = target.name
+    for written in (name, name.lower(), name.upper(), name.replace(" ", "-"),
+                    name.replace(" ", ""), f"NVIDIA {name}"):
+        assert gpu_named(written) is target
+        assert is_called(written, name)
+    assert [other.name for other in NAMED if is_called(name, other.name)] == [name]

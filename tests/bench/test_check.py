@@ -296,3 +296,9 @@ def test_runs_are_kept_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     shown = invoke("show", str(kept))
     assert shown.exit_code == 0
     assert "it broke" in shown.output
+
+
+def test_a_run_has_one_to_four_whole_steps_and_perhaps_a_partial_one() -> None:
+    found = [sample(seed, SMALL, HOST) for seed in range(300)]
+    assert {spec.examples // spec.batch for spec in found} == {1, 2, 3, 4}
+    assert {spec.examples % spec.batch == 0 for spec in found} == {True, False}

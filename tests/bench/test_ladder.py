@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from rawnn.bench import training
-from rawnn.bench.cases.ladder import check_rungs, climb, failures, measure, run_ladder
+from rawnn.bench.cases.ladder import _Once, check_rungs, climb, failures, measure, run_ladder
 from rawnn.bench.harness import Harness
 from rawnn.bench.record import Entry, Record, Results
 from rawnn.bench.reference import host_accuracy
@@ -197,3 +197,12 @@ def test_the_whole_ladder_is_judged_before_anything_is_read(base: list[str], run
     with pytest.raises(ConfigError, match="did you mean 'preload'"):
         measure(unused, suites, rungs=rungs, repeats=1, oracle="", data="no such file",
                 device="host")
+
+
+def test_each_message_of_many_runs_is_passed_on_once() -> None:
+    said: list[str] = []
+    once = _Once(said.append)
+    for message in ("a", "b", "a", "a", "c", "b"):
+        once.notify(message)
+    assert said == ["a", "b", "c"]
+    assert not once.reads

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -147,3 +148,30 @@ def test_a_curve_stays_as_near_as_other_orders_of_arithmetic() -> None:
         assert LossDifference(attempt.ORDER * least, usual).is_within_tolerance
         assert not LossDifference(attempt.ORDER * least * 1.001, usual).is_within_tolerance
     assert "did NOT stay" in str(LossDifference(3e-3, 1e-6))
+
+
+def test_some_whole_batches_are_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as there are steps, of every part of the data, and no more of a large set."""
+    seen: list[Any] = []
+
+    class Session:
+        def __enter__(self) -> Session:
+            return self
+
+        def __exit__(self, *exception: object) -> None: ...
+
+    def training(config: Config, data: Any, opened: Any) -> Any:
+        seen.append((config, data))
+        return SimpleNamespace(session=Session(), block=lambda epochs: seen.append(epochs))
+
+    monkeypatch.setattr(attempt, "Training", training)
+    data = random_dataset(29, 7, 300, 200)
+    assert attempt.simulate(Config(layers=(29, 7), batch=8), "nosync", data) == ""
+    (config, few), epochs = seen
+    assert (config.opt, config.device, epochs) == ("nosync", "sim", 1)
+    assert [len(few.train_images), len(few.train_labels), len(few.test_images),
+            len(few.test_labels)] == [3 * 8] * 4
+    assert few.train_targets is None
+    wide = Config(layers=(30_000, 30_000), batch=8)
+    assert attempt.simulate(wide, "nosync", data) == \
+        "the network is too large for NumPy: name a smaller one by --layers"

@@ -133,3 +133,13 @@ def test_one_parameter_that_is_not_known_does_not_stop_the_others(
 def test_macros_are_read_as_compilers_read_them() -> None:
     assert macros(["A", "B=", "C=1=2", " D =x", "E=-1.5f", "F = 3"]) == {
         "A": 1, "B": "", "C": "1=2", "D": "x", "E": "-1.5f", "F": " 3"}
+
+
+def test_a_template_whose_arguments_have_defaults_is_an_instance_of_its_own(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "usual.cu"
+    file.write_text("template <typename T = float, int N = 4> __global__ void usual(T* x) {\n"
+                    "  x[threadIdx.x] *= N; }\n")
+    for words in ((), ("usual",), ("usual<>",), ("usual<float>",)):
+        assert run(["kernel", "compile", str(file), *words, "--arch", "sm_90"]) == 0
+        assert "usual<" in capsys.readouterr().out

@@ -308,3 +308,12 @@ def test_blank_lines_before_the_first_row_say_nothing_of_the_separator(tmp_path:
     file = write(tmp_path, f"{blank}1,5;2;0\n-3,25;1e-1;1\n")
     table = read_table(file, "2", csv_format=CsvFormat(decimal=","))
     np.testing.assert_array_equal(table.inputs, np.array([[1.5, 2], [-3.25, 0.1]], np.float32))
+
+
+def test_signs_make_no_decimals_of_whole_numbers_among_words(tmp_path: Path) -> None:
+    """Classes some of which are words are words, all of them."""
+    text = "a,y\n1,-2\n2,+3\n3,4\n4,low\n5,-2\n"
+    data = load_table(write(tmp_path, text), "y", kind="labels")
+    assert data.label_names == ("+3", "-2", "4", "low")
+    with pytest.raises(DataError, match=r"holds \+3\.5: numbers with decimals are values"):
+        load_table(write(tmp_path, text.replace("+3", "+3.5")), "y", kind="labels")

@@ -171,3 +171,13 @@ def test_one_number_is_for_every_feature(mean: dict[str, Any], std: dict[str, An
         / np.array(std.get("std", 1.0))
     np.testing.assert_allclose(made.apply(x), wanted, rtol=1e-6)
     np.testing.assert_allclose(made.invert(made.apply(x)), x, rtol=1e-6)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 7, 8, 1000])
+def test_rows_that_are_wider_than_a_chunk_are_learned_from_one_by_one(
+        monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    monkeypatch.setattr("rawnn.data.normalise._CHUNK", chunk)
+    x = (RNG.random((9, 7)) * 200 + 20).astype(np.float32)
+    made = learned(x, 0.5)
+    np.testing.assert_allclose(made.mean, x.astype(np.float64).mean(0) * 0.5, rtol=1e-6)
+    np.testing.assert_allclose(made.std, x.astype(np.float64).std(0) * 0.5, rtol=1e-5)

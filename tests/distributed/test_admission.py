@@ -365,3 +365,31 @@ def test_hosts_without_a_secret_are_warned() -> None:
     assert kept.secret == "known"
     assert "known" not in repr(kept)
     assert "RAWNN_JOB_SECRET" in parallel.OPEN_JOB
+
+
+@pytest.mark.parametrize("failure", [RanksError("refused"), EOFError(), OSError("gone")])
+def test_a_connection_to_rank_0_that_comes_to_nothing_is_closed(
+        monkeypatch: pytest.MonkeyPatch, failure: Exception) -> None:
+    """A rank that is refused gives up; where the connection ends it tries again until its time is
+    over, and closes each."""
+    now, wires = [0.0], list[Recorded]()
+
+    def wire(connection: Any) -> Recorded:
+        wires.append(Recorded())
+        return wires[-1]
+
+    def introduce(wire: Any, place: RankContext, who: str, seconds: float) -> None:
+        now[0] += 4.0
+        raise failure
+
+    monkeypatch.setattr(rendezvous, "monotonic", lambda: now[0])
+    monkeypatch.setattr(rendezvous, "sleep", lambda seconds: None)
+    monkeypatch.setattr(rendezvous.socket, "create_connection", lambda *given: None)
+    monkeypatch.setattr(rendezvous, "Wire", wire)
+    monkeypatch.setattr(rendezvous, "introduce", introduce)
+    with pytest.raises(RanksError) as caught:
+        rendezvous._reach(replace(JOB, rank=1), "a rank")
+    is_refused = isinstance(failure, RanksError)
+    assert len(wires) == (1 if is_refused else 3)  # within ten seconds
+    assert all(each.closed for each in wires)
+    assert str(caught.value).startswith("refused" if is_refused else "rank 0 did not come to")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from rawnn.common.tolerances import TENSOR_CORE, of_op
-from rawnn.lab.ops import fill_operands, tolerance_of
+from rawnn.lab.ops import Examined, Outcome, fill_operands, tolerance_of
 from tests.catalogue import Variant
 
 DRAWS = 64
@@ -46,3 +47,14 @@ def test_a_softmaxs_gradient_in_tf32_is_as_near_as_its_logits_let_it_be() -> Non
     of_a_sum = of_op("float32", int(op.attributes["k"]), "tf32", TENSOR_CORE)
     assert max(errors) > of_a_sum, "as any sum it would be refused"
     assert np.median(errors) < of_a_sum
+
+
+@pytest.mark.parametrize(("errors", "trespasses", "right"), [
+    ((), (), True), ((0.5, 1.0), (), True), ((0.5, 1.01), (), False), ((1.01, 0.5), (), False),
+    ((float("inf"),), (), False), ((0.5,), ("wrote outside",), False)])
+def test_an_op_is_right_if_all_of_its_outcomes_are(errors: tuple[float, ...],
+                                                   trespasses: tuple[str, ...],
+                                                   right: bool) -> None:
+    found = Examined("relu1", tuple(Outcome(f"a{n}", error, 1.0)
+                                    for n, error in enumerate(errors)), trespasses)
+    assert found.right is right
