@@ -219,6 +219,29 @@ def test_the_headline_has_the_fastest_of_each_system() -> None:
     assert grid.rows[2][2:] == ["bf16", "5.0", "", "4.0", "", "**0.80 x**", ""]
 
 
+def test_networks_that_tensor_cores_bind_are_shown_apart_against_the_best_peer() -> None:
+    """Of two one is bound: three products for one take three times as long there."""
+    def of(name: str, bound: bool) -> list[Any]:
+        made = []
+        for precision, us, scale in (("float32", 10.0, 3.0), ("tf32", 6.0, 1.0)):
+            parts: dict[str, Any] = {
+                "lower_bound_us": [5.0], "lower_bound_memory_us": [1.0 if bound else 20.0],
+                "lower_bound_arithmetic_us": [2.0 * scale], "lower_bound_waiting_us": [0.5],
+                "lower_bound_exchanges": [4.0]}
+            made += entry(f"sample/{name}", "rawnn best", {"step_us": [us], **parts},
+                          precision=precision, system="rawnn", layers=[16, 64, 8], batch=32)
+        return made + programs(f"sample/{name}", {("torch", "tf32"): 40.0 if bound else 50.0,
+                                                  ("jax", "tf32"): 30.0 if bound else 80.0})
+
+    found = networks(results(of("1", True), of("2", False)), "sample")
+    lines = {(s.name, s.against): s.speedups for s in summaries(found)}
+    name = "float32 against tf32"
+    assert lines[name, "the best peer"] == [(3.0, "seed 1"), (5.0, "seed 2")]
+    assert lines[f"{name}, tensor-bound", "the best peer"] == [(3.0, "seed 1")]
+    assert lines[f"{name}, others", "the best peer"] == [(5.0, "seed 2")]
+    assert {words for label, words in lines if "," in label} == {"the best peer"}
+
+
 @pytest.mark.parametrize(("rawnn", "torch", "jax", "steps"), [
     ((7.0, 10.0), (1.0, 40.0), (15.0, 20.0), 200_000),  # 6 s at 30 us a step; ahead of JAX always
     ((7.0, 10.0), (9.0, 40.0), (15.0, 20.0), 0),

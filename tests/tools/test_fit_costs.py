@@ -123,7 +123,8 @@ def test_the_command_reads_files_and_refuses_what_it_cannot_fit(
     for text, words in (("layers,batch,us\n784-10,1,2\n", "line 2: there is no opt"),
                         ("layers,batch,opt,us\n784-10,8,fuse,2\n", "0 networks cannot be fitted"),
                         ("layers,batch,form,us,reason\n784-10,8,1x1:256:FF,2,no room\n", "0 net"),
-                        ("layers,batch,opt,us\n784-10,8,persistent,-2\n", "us must be above 0"),
+                        *((f"layers,batch,opt,us\n784-10,8,persistent,{us}\n", "us must be above 0")
+                          for us in (-2, 0, "nan")),
                         ("layers,batch,opt,us\n", "0 networks cannot be fitted to")):
         steps.write_text(text)
         assert main([str(steps)]) == 1
