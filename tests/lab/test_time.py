@@ -635,3 +635,25 @@ def test_the_occupancy_is_of_all_shared_memory_and_threads_of_a_block(
     assert found.occupancy.blocks == fits
     assert found.occupancy.fraction == fits * threads / 2048
     assert found.multiprocessors == 132
+
+
+@pytest.mark.parametrize(("at", "wanted"), [
+    ({}, 3000), ({"n": 1}, 1), ({"n": 100_000}, 100_000), ({"n": 0}, None), ({"n": -1}, None),
+    ({"n": 1.5}, None), ({"n": True}, None), ({"m": 5}, None)])
+def test_any_size_from_one_on_may_be_timed(device: Device, at: dict[str, Any], wanted: int | None
+                                           ) -> None:
+    """The largest of the work unless it is said, which may lie beyond."""
+    problem = problem_of(HONEST.simulated(device), Work(**{**HONEST.given,
+                                                           "sizes": {"n": "1..3000"}}))
+    if wanted is None:
+        with pytest.raises(ConfigError, match="at"):
+            problem.largest(at)
+    else:
+        assert problem.largest(at) == {"n": wanted}
+
+
+def test_a_result_that_the_reference_leaves_open_is_not_compared(device: Device) -> None:
+    """None stands for whatever the kernel writes."""
+    work = Work(**{**HONEST.given, "reference": lambda x: {"y": None}})
+    found = rawnn.time(HONEST.simulated(device), work, at={"n": 100}, samples=2)
+    assert found.cold.median > 0
