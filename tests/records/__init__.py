@@ -25,6 +25,7 @@ MODULES = (
     "decisions",
     "gemms",
     "launches",
+    "measured",
     "shardings",
     "sources",
     "driver_calls",

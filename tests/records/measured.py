@@ -1,0 +1,69 @@
+"""What is measured on a simulated GPU, where every task takes a microsecond: the figures that no
+machine changes, and how many there are of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rawnn.bench.cases.ladder import run_ladder
+from rawnn.bench.cases.lower_bounds import SIMULATED, measure_limits
+from rawnn.bench.cases.phases import trace_phases
+from rawnn.bench.harness import Harness
+from rawnn.bench.peers.training_problem import Problem
+from rawnn.bench.profiling import profile
+from rawnn.bench.record import Record
+from rawnn.bench.training import measure_workloads
+from rawnn.cli.profile import rows
+from rawnn.engine.config import Config
+from rawnn.engine.machine import open_device
+from rawnn.model.layers import Network
+from tests.engine import dataset_for, random_dataset
+from tests.records import Lines, record, short
+
+OF_THE_MACHINE = ("total_ms", "loss", "accuracy", "wall", "evaluation", "peak_memory", "seconds")
+"""Metrics, by a part of their names, by the host's clock, by its arithmetic, or by what else has
+memory."""
+OPTS = ("none", "preload,arena,nosync,fuse", "preload,arena,graphs=epoch,fuse", "best,bf16")
+
+
+def lines_of(records: Iterable[Record]) -> Lines:
+    for each in records:
+        is_fixed = not any(part in each.metric for part in OF_THE_MACHINE)
+        yield (
+            f"{each.case}, {each.variant}, {each.precision}: {each.metric} ({each.unit}) "
+            f"{short(each.samples) if is_fixed else f'{len(each.samples)} samples'} {each.status} "
+            f"{each.reason} {short(each.conditions)} {short(each.notes)}"
+        )
+
+
+@record
+def measured() -> Lines:
+    data = random_dataset(784, 10, 300, 60)
+    with Harness("workloads") as harness:
+        pairs = [("linear", opt) for opt in OPTS]
+        measure_workloads(harness, pairs, 2, 2, "sim", "mnist", data=data)
+    yield from lines_of(harness.results.records)
+    small = Config(layers=(29, 7), batch=8, epochs=2, device="sim")
+    with Harness("ladder") as harness:
+        rungs = ["nosync", "fuse+graphs", "cublas", "best"]
+        run_ladder(harness, small, 2, rungs, ["preload", "arena"], random_dataset())
+    yield from lines_of(harness.results.records)
+    network = Network((12, 8, 4))
+    for opt in OPTS[1:3]:
+        opened = open_device("sim", lambda message: None)
+        assert opened.device is not None
+        config = Config(layers=network.layers, batch=8, opt=opt, device="sim")
+        found = profile(config, dataset_for(network, 64, 16), opened, 3, None)
+        yield f"# {opt}: {short(found.toggles)} {found.way} {found.steps} {found.ops_us:.3f} " \
+              f"{found.step_us.median:.3f} {found.empty_us:.3f}"
+        yield from (" | ".join(row) for row in rows(found))
+        opened.device.close()
+    with Harness("phases") as harness:
+        opened = harness.open("sim", {})
+        problem = Problem(name="phases", seed=0, layers=(24, 16, 4), batch=8, loss="mse",
+                          optimizer="adam", lr=0.1, steps=4)  # fmt: skip
+        found_phases = trace_phases(harness, opened, problem, "persistent,graphs=epoch")
+    yield from lines_of(found_phases)
+    with Harness("lower-bounds") as harness:
+        measure_limits(harness, harness.open("sim", {}), SIMULATED)
+    yield from lines_of(harness.results.records)
