@@ -177,3 +177,17 @@ def test_networks_in_which_ours_failed_are_counted_and_named(bad: tuple[str, ...
         built.entry("sample/4", "rawnn", {"step_us": []}, status="not measured", layers=[2, 1]))
     assert failures("sample", found) == (
         f"rawnn was refused, failed or was wrong in {said}" if said else "")
+
+
+@pytest.mark.parametrize(("mine", "rivals", "is_far"), [
+    ([], [[5.0]], False), ([5.0], [], False), ([6.2, 9.0], [[5.0, 8.0]], False),
+    ([6.3, 9.0], [[8.0, 5.0]], True), ([6.3], [[5.1, 5.2], [5.0, 7.0], []], True)])
+def test_a_form_is_far_slower_by_its_best_time_than_the_best_of_any(
+        mine: list[float], rivals: list[list[float]], is_far: bool) -> None:
+    def of(us: list[float], **more: Any) -> Any:
+        return SimpleNamespace(**{"samples": {"step_us": us} if us else {}, "precision": "tf32",
+                                  "conditions": {"system": "torch"}, **more})
+
+    own = of(mine)
+    others = [of([0.1], precision="bf16"), of([0.1], conditions={"system": "jax"})]
+    assert system_comparison._is_far_slower(own, [own, *map(of, rivals), *others]) is is_far

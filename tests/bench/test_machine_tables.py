@@ -140,3 +140,10 @@ def test_a_random_run_has_its_verdict_and_its_share_of_the_tolerance(status: str
     assert row == {"seed": "7", "verdict": verdict, "us a step": f"{median(us)}" if is_run else "",
                    "tolerance used": "0.25" if is_run else "", "what": "3-2, batch 5"}
     assert "1 random run" in grid.source
+
+
+@pytest.mark.parametrize("ranks", [(1,), (1, 2), (1, 2, 4)])
+def test_scaling_is_drawn_from_two_numbers_of_ranks_on(ranks: tuple[int, ...]) -> None:
+    found = machine.scaling_charts(results(*(scaled(n, [100.0 / n], "strong", 4096)
+                                             for n in ranks)))
+    assert bool(found) == (len(ranks) > 1)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from rawnn.bench.cases.peers import of_workloads
 from rawnn.bench.cases.sample import forms_of, random_networks
+from rawnn.bench.peers import numpy_system
 from rawnn.bench.peers.ensemble import ROWS, STEPS, ensemble, reduced, steps_of
 from rawnn.bench.peers.process import missing
 from rawnn.bench.peers.training_problem import SAMPLE_VERSION, sampled, smaller
@@ -155,3 +156,19 @@ def test_an_ensembles_epoch_has_about_as_many_examples(batch: int) -> None:
     assert least <= steps <= most
     if least < steps < most:
         assert ROWS - batch < steps * batch <= ROWS
+
+
+@pytest.mark.parametrize(("seconds", "blocks"), [
+    (1.0, [16, 16, 2, 2]), (0.2, [16, 16, 3, 3]), (0.001, [32, 32, 32, 32])])
+def test_a_slow_loop_is_broken_off_behind_the_steps_that_are_compared(
+        monkeypatch: pytest.MonkeyPatch, seconds: float, blocks: list[int]) -> None:
+    """Half a second, but a window of steps at least while losses are checked, and two after it.
+    The time of an epoch follows from the steps that were done."""
+    done: list[int] = []
+    loop = numpy_system.Loop(tiny(steps=32))
+    monkeypatch.setattr(loop, "step", lambda rows: done.append(len(rows)) or 1.0)
+    monkeypatch.setattr(numpy_system, "perf_counter", lambda: seconds * len(done))
+    for steps in blocks:
+        done.clear()
+        assert loop.block(1) == pytest.approx(32 * seconds * 1e3)
+        assert (len(done), len(loop.losses())) == (steps, steps)

@@ -14,7 +14,13 @@ from rawnn.bench.record import Results
 from rawnn.bench.render.grid import Grid
 from rawnn.bench.render.networks import networks
 from rawnn.bench.render.peer_programs import headline
-from rawnn.bench.render.random_networks import break_even_steps, sample, setup_medians, summaries
+from rawnn.bench.render.random_networks import (
+    break_even_steps,
+    sample,
+    samples_of,
+    setup_medians,
+    summaries,
+)
 from rawnn.bench.render.suites import SUITES, markdown
 from rawnn.bench.render.tables import groups, machine, unequal
 from rawnn.bench.render.texts import bound_multiple, factor, milliseconds, three_digits
@@ -344,3 +350,10 @@ def test_a_table_in_markdown_begins_behind_an_empty_line_and_all_are_there(suite
         assert lines[begin].strip("| ").split(" | ") == [h or "" for h in grid.headings]
         assert set(lines[begin + 1]) <= set("|-:")
         assert all(line.startswith("|") for line in lines[begin:begin + 2 + len(grid.rows)])
+
+
+def test_a_sample_of_which_no_network_was_reached_is_none() -> None:
+    found = results(programs("sample/1", TIMES, seed=1), programs("sample/2", TIMES, seed=2),
+                    *(entry(f"sample/{n}", "rawnn", {"step_us": []}, status="not measured",
+                            layers=[16, 8]) for n in (3, 50, 51)))
+    assert [[network.name for network in part] for part in samples_of(found)] == [["1", "2"]]

@@ -16,6 +16,7 @@ from rawnn.bench.attempt import LossDifference, check_ops, time_ops, training_pl
 from rawnn.bench.peers import worker
 from rawnn.cli import run
 from rawnn.common.errors import ConfigError
+from rawnn.cuda.compiling.resources import Usage
 from rawnn.cuda.device import Device
 from rawnn.engine.config import Config
 from rawnn.engine.machine import machine_of
@@ -175,3 +176,17 @@ def test_some_whole_batches_are_simulated(monkeypatch: pytest.MonkeyPatch) -> No
     wide = Config(layers=(30_000, 30_000), batch=8)
     assert attempt.simulate(wide, "nosync", data) == \
         "the network is too large for NumPy: name a smaller one by --layers"
+
+
+@pytest.mark.parametrize("spilled", [(0, 0), (8, 16)])
+def test_what_an_instance_uses_is_said(mine: Path, capsys: pytest.CaptureFixture[str],
+                                       monkeypatch: pytest.MonkeyPatch, spilled: tuple[int, int]
+                                       ) -> None:
+    used = attempt.Resources("bias_relu", Usage(40, 2048, 96, 400), spilled, None)
+    monkeypatch.setattr(attempt, "compile_instances", lambda own, plan, arch: [used])
+    monkeypatch.setattr(attempt, "simulate", lambda config, opt, data: "it is too large")
+    assert run(["kernel", "try", str(mine), "--device", "host", *SMALL]) == 0
+    said = capsys.readouterr().out
+    assert f"compiled  bias_relu for sm_90: 40 registers, 2,048 B of shared memory, 96 B of " \
+        f"stack, {sum(spilled)} B spilled" in said
+    assert "ordering  not proved: it is too large" in said
