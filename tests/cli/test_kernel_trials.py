@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import rawnn
 from rawnn.cli import run, trials
+from rawnn.common.errors import ConfigError, DeviceError
 from rawnn.sim import register
 from rawnn.sim.kernel_references import forget
 from tests import requires
@@ -329,3 +331,30 @@ print("alive")
     assert done.stdout == "it did not end within 0.1 s, and was ended\nalive\n"
     assert done.stderr == ""
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize(("wanted", "opened"), [
+    ("sim", "simulated"), ("gpu", "the default"), ("gpu:0", "0"), ("gpu:3", "3")])
+def test_a_kernel_runs_on_the_device_that_is_asked_for(monkeypatch: pytest.MonkeyPatch,
+                                                       wanted: str, opened: str) -> None:
+    monkeypatch.setattr("rawnn.engine.machine.open_gpu", lambda number, notify: str(number))
+    monkeypatch.setattr("rawnn.lab.arrays.default_device", lambda: "the default")
+    monkeypatch.setattr("rawnn.lab.arrays.simulated", lambda: "simulated")
+    assert trials._device(wanted) == opened
+
+
+@pytest.mark.parametrize("wanted", ["host", "gpu:x", "gpu:-1", "cuda", ""])
+def test_what_no_kernel_runs_on_is_refused(wanted: str) -> None:
+    with pytest.raises(ConfigError, match="a kernel runs on gpu, gpu:N or sim"):
+        trials._device(wanted)
+
+
+def test_without_a_gpu_the_simulated_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(number: int, notify: Any) -> None:
+        raise DeviceError("there is no GPU 3; without a GPU take another device")
+
+    monkeypatch.setattr("rawnn.engine.machine.open_gpu", refuse)
+    with pytest.raises(DeviceError) as caught:
+        trials._device("gpu:3")
+    assert str(caught.value) == ("there is no GPU 3; --device sim compiles the kernel and checks "
+                                 "its launches without a GPU")

@@ -153,3 +153,40 @@ def test_the_heartbeat_and_the_bar_end_with_the_screen(monkeypatch: pytest.Monke
         with screen:
             pass
         assert calls == ([] if quiet else ["begin", "end", "stop"])
+
+
+@pytest.mark.parametrize(("resumed", "quiet"), [(0, False), (4, False), (0, True)])
+def test_the_head_of_a_run_says_what_is_trained_on_what(
+        capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, resumed: int,
+        quiet: bool) -> None:
+    """And from where the pace is counted on: a round an epoch of those that are left."""
+    monkeypatch.setattr(train, "network_text", lambda prepared, config: "3-2, batch 8")
+    screen = _Screen(quiet, 10)
+    info = SimpleNamespace(name="Some GPU", compute_capability=(9, 0), multiprocessors=132,
+                           memory=141 * 2**30, driver="580.1", cuda="13.0", bindings="13.3")
+
+    class Selection(list[str]):
+        notes = ("a note",)
+
+        def __str__(self) -> str:
+            return "preload, fuse"
+
+    session: Any = SimpleNamespace(
+        prepared=SimpleNamespace(targets_per_example=1), config=SimpleNamespace(epochs=10),
+        data=SimpleNamespace(name="digits", train_images=[0] * 1500, test_images=[0] * 200,
+                             source="a file"),
+        device=SimpleNamespace(info=info), resumed=resumed, left_out="", selection=Selection(),
+        runner=SimpleNamespace(describe=lambda: {"libraries": {"cublas": "13.1"}}),
+        team=SimpleNamespace(world_size=4, place=SimpleNamespace(launcher="torchrun")))
+    screen.started(session)
+    said = capsys.readouterr().out
+    if quiet:
+        assert said == ""
+        return
+    assert said.splitlines() == [
+        "GPU       Some GPU (compute capability 9.0, 132 SMs, 141 GiB)",
+        "versions  driver 580.1, CUDA 13.0, cuda-bindings 13.3, cublas 13.1",
+        "ranks     4, started by torchrun", "data      digits, 1,500 + 200 examples, from a file",
+        "network   3-2, batch 8", "toggles   preload, fuse", "          a note", "", train.HEADER]
+    left = 10 - resumed
+    assert (screen._done, screen._total, screen._pace.repeats) == (resumed, left, left)
