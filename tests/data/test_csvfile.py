@@ -317,3 +317,15 @@ def test_signs_make_no_decimals_of_whole_numbers_among_words(tmp_path: Path) -> 
     assert data.label_names == ("+3", "-2", "4", "low")
     with pytest.raises(DataError, match=r"holds \+3\.5: numbers with decimals are values"):
         load_table(write(tmp_path, text.replace("+3", "+3.5")), "y", kind="labels")
+
+
+@pytest.mark.parametrize("order", ["abc", "cab", "bca"])
+@pytest.mark.parametrize("target", [None, "y"])
+def test_columns_that_are_asked_for_come_in_the_order_asked_for(tmp_path: Path, order: str,
+                                                               target: str | None) -> None:
+    """Also where all columns of the file are."""
+    last = ",y" if target else ""
+    rows = "".join(f"{n},{n + 10},{n + 20}{',0' if target else ''}\n" for n in range(3))
+    found = read_table(write(tmp_path, f"a,b,c{last}\n{rows}"), target, features=tuple(order))
+    assert found.inputs.tolist() == [[n + 10 * "abc".index(name) for name in order]
+                                     for n in range(3)]

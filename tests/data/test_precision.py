@@ -12,7 +12,7 @@ import pytest
 
 from rawnn.common.errors import DataError
 from rawnn.data import Normalisation, from_arrays, load_dataset
-from rawnn.data.precision import merged_columns
+from rawnn.data.precision import check_finite, merged_columns
 from rawnn.data.tables import read_table
 from rawnn.engine.model import Model
 from rawnn.engine.result import Result
@@ -207,3 +207,15 @@ def test_a_program_is_warned_of_values_that_become_equal(tmp_path: Path) -> None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train(**run, data=(np.arange(40.0)[:, None], np.arange(40) % 2), lr=0.0)
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 6, 1000])
+@pytest.mark.parametrize(("row", "value"), [(0, np.nan), (3, -np.inf), (8, np.inf)])
+def test_the_first_value_that_is_no_number_is_named_in_any_chunk(
+        monkeypatch: pytest.MonkeyPatch, chunk: int, row: int, value: float) -> None:
+    monkeypatch.setattr("rawnn.data.precision._CHUNK", chunk)
+    array = np.arange(18.0).reshape(9, 2)
+    check_finite(array, "the inputs")
+    array[row, 1] = value
+    with pytest.raises(DataError, match=rf"the inputs hold {value} \(row {row}, .*1"):
+        check_finite(array, "the inputs")
