@@ -58,3 +58,18 @@ def test_an_op_is_right_if_all_of_its_outcomes_are(errors: tuple[float, ...],
     found = Examined("relu1", tuple(Outcome(f"a{n}", error, 1.0)
                                     for n, error in enumerate(errors)), trespasses)
     assert found.right is right
+
+
+@pytest.mark.parametrize(("words", "factor", "unit"), [
+    ("cublas", "float32", 2.0**-24), ("cublas,tf32", "tf32", TENSOR_CORE),
+    ("cublas,fp16", "float32", TENSOR_CORE), ("cublas,bf16", "float32", TENSOR_CORE)])
+def test_sums_of_a_library_are_tensor_cores_where_its_factors_let_them(
+        words: str, factor: str, unit: float) -> None:
+    plan = next(iter(Variant((16, 64, 10), 32).plans(words)))
+    products = [op for op in plan.ops if op.kind == "matmul" and op.impl == "cublas"]
+    lengths = {"z1": 16, "dw2": 32, "da1": 10, "dw1": 32}
+    assert {op.operands["c"] for op in products} <= set(lengths)
+    for op in products:
+        made = plan[op.operands["c"]]
+        assert tolerance_of(op, plan, made) == pytest.approx(
+            of_op(made.dtype, lengths[op.operands["c"]], factor, unit))

@@ -4,7 +4,9 @@ its way, and what is wrong with it said before anything is launched."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from rawnn.common.errors import ConfigError
 from rawnn.cuda.compiling.compile import compile_source
 from rawnn.cuda.device import Device
 from rawnn.engine.runners.host import HostRunner
+from rawnn.lab.implementation import Implementation
 from rawnn.lab.plug import load
 from rawnn.model.layers import Network
 from rawnn.ptx import SOURCES
@@ -321,6 +324,21 @@ def test_what_is_wrong_is_said_with_its_fix(op: str, source: str, how: dict[str,
 
     with pytest.raises(ConfigError, match=message):
         plugged()
+
+
+@pytest.mark.parametrize(("dtype", "ctype", "right"), [
+    ("int32", "int", True), ("int32", "int32_t", True), ("int32", "uint8_t", False),
+    ("uint8", "unsigned char", True), ("uint8", "uint8_t", True), ("uint8", "int32_t", False),
+    ("float32", "float", True), ("float32", "int32_t", False), ("float16", "__half", True),
+    ("bfloat16", "__half", False)])
+def test_a_pointers_type_by_any_of_its_names(dtype: str, ctype: str, right: bool) -> None:
+    plan: Any = {"labels": SimpleNamespace(dtype=dtype)}
+    op: Any = SimpleNamespace(operands={"y": "labels"})
+    own: Any = SimpleNamespace(kernel="mine")
+    parameter: Any = SimpleNamespace(name="y", ctype=ctype)
+    with nullcontext() if right else pytest.raises(
+            ConfigError, match=f"its 'y' points to {ctype}, and the tensor labels holds {dtype}"):
+        Implementation._check_type(own, parameter, op, plan, "mine")
 
 
 @pytest.mark.parametrize(("words", "message"), [

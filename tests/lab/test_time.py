@@ -350,6 +350,7 @@ def test_limits_of_memory_and_arithmetic(device: Device) -> None:
         pytest.approx(3.0), "arithmetic")
     assert timing.limits(roof(20.0, 1.0), 24_000, 3 * 10**6, "tf32") == (
         pytest.approx(1.2), "memory")
+    assert timing.limits(roof(1.0, 1.0), 10**6, 10**9, "float32") == (1000.0, "memory")
     assert timing.limits(None, 1, 1, "float32") == (None, "")
 
 

@@ -145,6 +145,14 @@ def test_a_list_of_words_is_one_value_of_such_options(name: str) -> None:
     assert _several("loss", ["mse", "bce"]) == ("mse", "bce")
 
 
+@pytest.mark.parametrize(("value", "values"), [
+    (0.5, None), (np.float32(0.5), None), (np.array(0.5), None), (np.array([0.5]), (0.5,)),
+    ([0.5], (0.5,)), (np.array([0.5, 0.25]), (0.5, 0.25)), (range(2), (0, 1))])
+def test_what_has_a_dimension_is_a_list_of_values(value: Any, values: tuple[float, ...] | None
+                                                  ) -> None:
+    assert _several("lr", value) == values
+
+
 @pytest.mark.parametrize("before", [None, TargetNormalisation(np.array([3.0, -1.0]),
                                                                np.array([2.0, 5.0]))])
 @pytest.mark.parametrize("held_out", [True, False])
