@@ -354,3 +354,9 @@ def test_what_a_run_saves_has_each_array_once(tmp_path: Path) -> None:
     assert set(stored.parameters) == names
     assert set(stored.state) - {"order"} == {
         "clock", *(f"{name}.{moment}" for name in names for moment in "mv")}
+
+
+def test_a_file_in_place_of_the_directory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a\n")
+    with pytest.raises(CheckpointError, match=r"t\.csv: it is a file; name another for"):
+        Store(tmp_path / "t.csv")

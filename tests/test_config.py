@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -283,3 +284,14 @@ def test_a_number_that_equals_a_default_is_converted_as_any_other() -> None:
                 continue
             assert type(found) is type(default), (
                 field.name, value)
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("lr", 1e-50), ("lr", 2.0**-150), ("weight_decay", 1e-60), ("momentum", 1e-46)])
+def test_settings_that_float32_rounds_to_zero_are_refused(name: str, value: float) -> None:
+    sentence = re.escape(f"{name} = {value:g}: training in float32 rounds it to 0: give 0, or at "
+                         f"least 1e-45")
+    with pytest.raises(ConfigError, match=f"^{sentence}$"):
+        Config(**{name: value})
+    assert getattr(Config(**{name: 0.0}), name) == 0.0
+    assert getattr(Config(**{name: 2.0**-149}), name) == 2.0**-149

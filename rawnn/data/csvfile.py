@@ -366,9 +366,13 @@ class Sheet:
                         and not cell.lstrip("+-").isdecimal()]
             if not decimals:
                 return np.array(cells)
-            raise DataError(f"{self._where(decimals[0], column)} holds {cells[decimals[0]]}: "
+            cell = cells[decimals[0]]
+            number = self.number(cell)
+            is_whole = number is not None and number.is_integer()
+            raise DataError(f"{self._where(decimals[0], column)} holds {cell}: "
                             f"numbers with decimals are values, for --loss mse; the loss compares "
-                            f"with classes, which are whole numbers or words")
+                            f"with classes, which are whole numbers or words"
+                            + (f": write {number:.0f} for a class" if is_whole else ""))
         return self.numbers(target)
 
 

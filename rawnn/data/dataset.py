@@ -104,7 +104,8 @@ def load_dataset(
     if path is not None and name != "synthetic" and os.path.isfile(path) and not is_table(path):
         raise DataError(f"--data names '{os.fspath(path)}', which is not a directory with IDX "
                         f"files, and tables are read from .csv and .tsv (also with .gz) "
-                        f"and .npz alone: save it as one of those")
+                        f"and .npz alone: save it as one of those"
+                        + _SAVING.get(os.path.splitext(path)[1].lower(), ""))
     if name == "table":
         raise ConfigError("the data set 'table' needs --data FILE.csv, FILE.tsv or FILE.npz")
     if target is not None:
@@ -117,6 +118,14 @@ def load_dataset(
     if normalise is None:
         return replace(found, notes=(SCALED,)) if found.own else found
     return replace(found, normalisation=Normalisation.of(normalise, found.train_images))
+
+
+_PANDAS = ", for example by pandas.read_{}({!r}).to_csv('table.csv', index=False)"
+_SAVING = {".npy": ", for example by numpy.savez('table.npz', X=inputs, y=answers)",
+           **{ending: _PANDAS.format(name, f"table{ending}") for ending, name in (
+               (".parquet", "parquet"), (".feather", "feather"), (".xlsx", "excel"),
+               (".json", "json"))}}
+"""By the ending of a file how it becomes a table that is read."""
 
 
 def outline(name: str, path: str | os.PathLike[str] | None = None) -> Dataset | None:

@@ -160,7 +160,8 @@ def _load_npz(path: Path) -> dict[str, NDArray[Any]]:
             NotImplementedError, RuntimeError, SyntaxError, OverflowError) as error:
         reason = f"it is damaged or no .npz file ({_line(error)})"
         if "allow_pickle" in str(error):  # NumPy says so of any file that is no archive
-            reason = "it holds pickled Python objects, which are not loaded" \
+            reason = "it holds pickled Python objects, which are not loaded: save texts as " \
+                     "y.astype(str), and numbers as x.astype(float)" \
                 if zipfile.is_zipfile(path) else "it is damaged or no .npz file"
         raise DataError(f"{path} cannot be read: {reason}") from None
     except MemoryError:

@@ -29,6 +29,10 @@ class Store:
             raise ConfigError(f"keep = {keep}: at least one checkpoint must be kept")
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise CheckpointError(f"cannot make the directory {directory}: it is a file; name "
+                                  f"another for checkpoints"
+                                  ) from None
         except OSError as error:
             raise CheckpointError(f"cannot make the directory {directory}: "
                                   f"{error.strerror or error}") from None

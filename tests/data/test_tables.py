@@ -318,3 +318,26 @@ def test_a_fraction_plays_no_part_where_the_file_has_a_test_part(tmp_path: Path)
     note = f"validation = 0.5 has no effect: {path} has a test part of its own"
     assert note in load_table(path, fraction=0.5).notes
     assert load_table(path).notes == ()
+
+
+@pytest.mark.parametrize(("name", "fix"), [
+    ("t.npy", "by numpy.savez('table.npz', X=inputs, y=answers)"),
+    ("t.parquet", "by pandas.read_parquet('table.parquet').to_csv('table.csv', index=False)"),
+    ("t.XLSX", "by pandas.read_excel('table.xlsx').to_csv('table.csv', index=False)")])
+def test_a_file_of_another_kind_has_its_fix(name: str, fix: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"?")
+    with pytest.raises(DataError) as caught:
+        load_dataset("mnist", tmp_path / name)
+    assert str(caught.value).endswith(f"save it as one of those, for example {fix}")
+
+
+def test_whole_numbers_with_a_decimal_mark_have_their_fix(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,y\n1,0.0\n2,2.0\n")
+    with pytest.raises(DataError, match=r"holds 0\.0: .* whole numbers or words: write 0 for a cl"):
+        load_table(tmp_path / "t.csv", "y", kind="labels")
+
+
+def test_objects_of_python_have_their_fix(tmp_path: Path) -> None:
+    np.savez(tmp_path / "t.npz", X=np.zeros((2, 1)), y=np.array(["a", "b"], object))
+    with pytest.raises(DataError, match=r"not loaded: save texts as y\.astype\(str\)"):
+        load_table(tmp_path / "t.npz")

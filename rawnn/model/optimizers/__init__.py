@@ -115,6 +115,10 @@ _RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     "eps": (lambda v: v >= 2.0**-126, "above 0, and at least 1.2e-38, as float32 has it"),
     "decay": (lambda v: v >= 0, "at least 0"),
 }
+LEAST_FLOAT32 = 2.0**-149
+"""The least positive number that float32 holds."""
+_IN_FLOAT32 = ("lr", "momentum", "decay")
+"""Settings that kernels take as float32; betas are double."""
 _ANY: tuple[Callable[[float], bool], str] = (lambda v: True, "a number")
 
 
@@ -146,6 +150,10 @@ class Optimizer:
             allowed, words = {**_RANGES, **self.spec.ranges}.get(key, _ANY)
             if not math.isfinite(value) or not allowed(value):
                 raise ConfigError(f"{option(key)} = {value:g}: it must be {words}")
+        for key, value in {"lr": self.lr, **self.given}.items():
+            if key in _IN_FLOAT32 and 0 < abs(value) < LEAST_FLOAT32:
+                raise ConfigError(f"{option(key)} = {value:g}: training in float32 rounds it to 0: "
+                                  f"give 0, or at least {LEAST_FLOAT32:.1g}")
         settings = self.settings
         if settings.get("nesterov") and not settings.get("momentum"):
             raise ConfigError("nesterov needs a momentum above 0")
