@@ -8,6 +8,7 @@ only argument that changes between launches.
 from __future__ import annotations
 
 import ctypes
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -115,8 +116,10 @@ class Arguments:
             struct.pack_into("=" + _code(parameter), self._buffer,
                              self._offsets[self._index[name]], value)
         except (struct.error, OverflowError) as error:
+            reason = re.sub(r"'\w' format requires (\S+) <= number <= (\S+)",
+                            r"it takes \1 to \2", str(error))
             raise ConfigError(
-                f"argument '{name}' ({parameter.ctype}) cannot hold {value!r}: {error}"
+                f"argument '{name}' ({parameter.ctype}) cannot hold {value!r}: {reason}"
             ) from None
 
     def cell(self, name: str) -> ctypes.c_int:

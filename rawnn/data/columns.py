@@ -7,6 +7,7 @@ Values that a network cannot be trained on are refused with column, row and fix.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -259,6 +260,10 @@ def fix_of(array: NDArray[Any]) -> str:
         return "make numbers of durations, for example x / numpy.timedelta64(1, 's')"
     if array.dtype.kind == "c":
         return "give real and imaginary parts as columns of their own"
+    texts = array.reshape(-1).tolist() if array.dtype.kind in "OUT" else ()
+    with contextlib.suppress(TypeError, ValueError):
+        if texts and all(isinstance(text, str) and math.isfinite(float(text)) for text in texts):
+            return "all of them are texts of numbers, so that .astype(float) makes numbers of them"
     if _numbers(array) is not array:
         return "all of them are numbers, so that .astype(float) makes an array of numbers"
     return "leave the column out, or make a column of 0 and 1 for each word, as " \

@@ -64,7 +64,7 @@ def given_labels(array: NDArray[Any], name: str, rows: Rows = None,
             raise DataError(f"{name} labels: row {row} has no value (nan): fill it in, or leave "
                             f"the row out")
         raise DataError(f"{name} label in row {row} is {value:g}, but labels are whole numbers, or "
-                        f"words")
+                        f"words: round them, or use a loss of values (mse)")
     wide = flat.astype(np.float64)  # float16 has no 2^63
     bad = np.flatnonzero((wide < -(2.0**63)) | (wide >= 2.0**63))
     if bad.size:

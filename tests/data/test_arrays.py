@@ -143,7 +143,8 @@ def test_floats_are_values() -> None:
 def test_kind_decides_where_the_guess_is_wrong() -> None:
     assert from_arrays((inputs(), Y), (inputs(), Y), kind="values").train_targets is not None
     assert from_arrays((inputs(), Y * 1.0), (inputs(), Y), kind="labels").classes == 3
-    with pytest.raises(DataError, match=r"label in row 1 is 0\.5, but labels are whole numbers"):
+    with pytest.raises(DataError, match=r"label in row 1 is 0\.5, but labels are whole numbers, "
+                                        r"or words: round them, or use a loss of values"):
         from_arrays((inputs(), Y * 0.5), (inputs(), Y), kind="labels")
 
 

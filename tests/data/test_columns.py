@@ -3,6 +3,7 @@ not."""
 
 from __future__ import annotations
 
+import re
 from decimal import Decimal
 from typing import Any
 
@@ -212,3 +213,13 @@ def test_names_of_classes_are_refused_for_values() -> None:
     for given in ({"label_names": ["a", "b"]}, {"classes": 2}):
         with pytest.raises(ConfigError, match="are of class labels, but y is values"):
             from_arrays((np.eye(4), [0.5, 1, 0, 1]), **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("words", "fix"), [
+    (["1", "2.5", " 3e2"], "all of them are texts of numbers, so that .astype(float) makes num"),
+    (["1", "two", "3"], "leave the column out, or make a column of 0 and 1 for each word"),
+    (["1", "inf", "3"], "leave the column out")])
+def test_texts_of_numbers_have_their_fix(words: list[str], fix: str) -> None:
+    for given in ({"a": words * 4}, {"a": np.array(words * 4, object)}, np.array([words] * 4)):
+        with pytest.raises(DataError, match=re.escape(fix)):
+            from_arrays((given, np.arange(12 if isinstance(given, dict) else 4) % 2))
