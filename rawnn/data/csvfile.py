@@ -36,6 +36,7 @@ _MARKS = {codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32",
 _MANY_ZEROS = "0" * 300
 """A number without an exponent that float64 rounds to 0 has more of them in a row."""
 _COMMA = re.compile(r"[-+]?(\d+|\d{1,3}(\.\d{3})+)?,\d+([eE][-+]?\d+)?")
+_THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d*)?")
 _DATE = re.compile(r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})"
                    r"|\d{1,2}:\d{2})([T ,].*|:.*|Z)?")
 
@@ -236,6 +237,9 @@ class Sheet:
             known = nearest(name, self.header) or (
                 f"; the columns are {listed}" if self.header else
                 f"; it has no header, so give an index from 0 to {self.width - 1}")
+            if self.width == 1 and self.header and name in self.header[0].split():
+                known = f": its lines, such as '{self.header[0]:.40}', are one column each; " \
+                        f"separate columns by commas, semicolons, tabs or vertical bars"
             raise ConfigError(f"{self.path} has no column '{name}'{known}") from None
         if not -self.width <= column < self.width:
             raise ConfigError(f"{self.path} has no column {column}: it has {self.width}, 0 to "
@@ -275,6 +279,9 @@ class Sheet:
 
     def _of_another_mark(self, text: str) -> str:
         """The fix for a number with another decimal mark, "" for any other text."""
+        if self._format.decimal == "." and _THOUSANDS.fullmatch(text):
+            return "where the comma separates thousands, leave it out; where it is the decimal " \
+                   "mark, read the file with --decimal ,"
         if self._format.decimal == ".":
             return "where the comma is the decimal mark, read the file with --decimal ," \
                 if _COMMA.fullmatch(text) else ""

@@ -329,3 +329,17 @@ def test_columns_that_are_asked_for_come_in_the_order_asked_for(tmp_path: Path, 
     found = read_table(write(tmp_path, f"a,b,c{last}\n{rows}"), target, features=tuple(order))
     assert found.inputs.tolist() == [[n + 10 * "abc".index(name) for name in order]
                                      for n in range(3)]
+
+
+@pytest.mark.parametrize("cell", ["1,000", "-12,345,678", "1,234.5"])
+def test_separators_of_thousands_have_their_fix(cell: str, tmp_path: Path) -> None:
+    """With --decimal , 1,000 would become 1."""
+    file = write(tmp_path, f'a,y\n"{cell}",0\n2,1\n')
+    with pytest.raises(DataError, match="where the comma separates thousands, leave it out; where"):
+        read_table(file, "y")
+
+
+def test_columns_that_spaces_separate_have_their_fix(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no column 'y': its lines, such as 'a b y', are one "
+                                          r"column each; separate columns by commas"):
+        read_table(write(tmp_path, "a b y\n1 2 x\n"), "y")
