@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from time import monotonic
 from types import FrameType
 
@@ -17,7 +19,8 @@ _SOON = 1e-3
 
 _GRACE = 5.0
 """Seconds behind the limit after which a process that is stuck is killed."""
-_watchdog: Watchdog | None = None
+_watchdog = Watchdog(kills=False)
+atexit.register(_watchdog.close)
 
 
 @contextmanager
@@ -26,7 +29,7 @@ def killed_if_stuck() -> Iterator[None]:
     this process, with a sentence on standard error. It is for a command, not for a program that
     imports rawnn."""
     global _watchdog
-    before, own = _watchdog, Watchdog()
+    before, own = _watchdog, Watchdog(kills=True)
     _watchdog = own
     try:
         yield
@@ -50,7 +53,8 @@ def time_limit(limit: float | None, what: str) -> Iterator[None]:
 
     The limit is an alarm of the operating system, which Python handles in its main thread between
     two instructions, or when a blocking call is interrupted. So a call of compiled code that never
-    returns is not ended, except in `killed_if_stuck`. In another thread, and where the system has
+    returns is not ended, except in `killed_if_stuck`; a sentence on standard error says so. In
+    another thread, and where the system has
     no such alarm, there is no limit. An alarm of the caller goes on afterwards.
     """
     if limit is None or not hasattr(signal, "setitimer") \
@@ -61,14 +65,16 @@ def time_limit(limit: float | None, what: str) -> Iterator[None]:
     def ring(number: int, frame: FrameType | None) -> None:
         raise _Alarm
 
-    killed = nullcontext() if _watchdog is None else _watchdog.watching(
-        limit + _GRACE, f"rawnn: error: {what} did not end within {limit:g} s, in a call of "
-                        f"compiled code that cannot be interrupted: this process was killed")
+    sentence = f"{what} did not end within {limit:g} s, in a call of compiled code that cannot " \
+               f"be interrupted"
+    watched = _watchdog.watching(
+        limit + _GRACE, f"rawnn: error: {sentence}: this process was killed" if _watchdog.kills
+        else f"rawnn: {sentence}: the program waits for it; kill {os.getpid()} ends both")
     handler, began = signal.signal(signal.SIGALRM, ring), monotonic()
     left, interval = signal.setitimer(signal.ITIMER_REAL, limit, limit)  # again, if it is caught
     try:
         try:
-            with killed:
+            with watched:
                 yield
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
