@@ -15,6 +15,7 @@ from rawnn.bench.suites import read_suites
 from rawnn.common.errors import ConfigError
 from tests import requires
 from tests.bench.measuring import invoke
+from tests.slices import sliced
 
 SUITE = read_suites().many
 
@@ -67,7 +68,7 @@ def test_forms_of_torch_are_those_that_it_has() -> None:
     assert many.TORCH == torch_many.FORMS
 
 
-@pytest.mark.parametrize("device", ["host", "sim"])
+@pytest.mark.parametrize("device", sliced(["host", "sim"]))
 def test_ensembles_without_a_gpu_are_gone_on_with(device: str, tmp_path: Path) -> None:
     kept = tmp_path / "m.json"
     first = invoke("many", "A", "sampled", "--members", "16", "--count", "1", "--part", "1/2",
