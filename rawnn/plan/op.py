@@ -113,19 +113,21 @@ class Op:
 
     @cached_property
     def reads(self) -> tuple[Access, ...]:
-        names = self.spec.reads
+        spec = self.spec
+        names = spec.reads
         if self.attributes.get("beta", 0.0) != 0.0:  # a GEMM that accumulates reads its output
             names = (*names, "c")
-        return self._accesses(names)
+        return self._accesses(spec, names)
 
     @cached_property
     def writes(self) -> tuple[Access, ...]:
-        return self._accesses(self.spec.writes)
+        spec = self.spec
+        return self._accesses(spec, spec.writes)
 
-    def _accesses(self, names: tuple[str, ...]) -> tuple[Access, ...]:
+    def _accesses(self, spec: OpSpec, names: tuple[str, ...]) -> tuple[Access, ...]:
         return tuple(
             (self.views.get(self.operands[name], self.operands[name]),
-             self.slots if name in self.spec.slotted else None)
+             self.slots if name in spec.slotted else None)
             for name in names
             if name in self.operands
         )
