@@ -399,7 +399,7 @@ def test_a_partial_batch_overwrites_the_inputs_of_a_whole_one(
     check(launch, tmp_path, 2)
 
 
-@pytest.mark.parametrize("sync", [layout.ALL, layout.SHARE])
+@pytest.mark.parametrize("sync", sliced([layout.ALL, layout.SHARE]))
 def test_a_warp_updates_more_tiles_than_it_loads_at_once(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: str) -> None:
     """71 tiles of two clusters: eight warps load at most four each at once."""
@@ -465,9 +465,9 @@ def test_weights_are_rounded_with_the_bits_that_numpy_draws(
     check_stochastic_rounding(Launch(DECAY, ranks, groups, types), tmp_path, 2)
 
 
-@pytest.mark.parametrize(("name", "types", "turns"), [
+@pytest.mark.parametrize(("name", "types", "turns"), sliced([
     ("tf32, one layer", "FF", 1),
-    *sliced([("softmax, SGD", "FFFF", 1), ("softmax, SGD", "FFFF", 2)])])
+    ("softmax, SGD", "FFFF", 1), ("softmax, SGD", "FFFF", 2)]))
 def test_blocks_that_exchange_nothing_in_a_cluster_store_once_all_have_loaded(
         tmp_path: Path, name: str, types: str, turns: int) -> None:
     """Each of four blocks stores a fourth of the weights that all four load. The search chooses
@@ -499,7 +499,7 @@ PARTIAL = [
 """How the work is shared where the last step has fewer examples, and how many."""
 
 
-@pytest.mark.parametrize("exchange", [DSMEM, L2])
+@pytest.mark.parametrize("exchange", sliced([DSMEM, L2]))
 def test_blocks_without_inputs_of_their_own_have_the_state_of_all_biases(
         tmp_path: Path, exchange: str) -> None:
     """The 21 inputs are shared by two of four blocks; all four add up and update biases."""
@@ -655,7 +655,7 @@ EPOCHS: list[tuple[Any, ...]] = [
 exchange: every place where losses are reported, and every workspace."""
 
 
-@pytest.mark.parametrize("how", sliced(EPOCHS, 3), ids=lambda how: ", ".join(map(str, how)))
+@pytest.mark.parametrize("how", sliced(EPOCHS, 2), ids=lambda how: ", ".join(map(str, how)))
 def test_a_whole_epoch_uses_its_workspaces_to_the_end(tmp_path: Path,
                                                       how: tuple[Any, ...]) -> None:
     """The last step of an epoch has the last of what is kept for each step."""

@@ -74,7 +74,7 @@ def test_parts_that_threads_share_unevenly_are_added_once(tmp_path: Path, ranks:
 
 
 @pytest.mark.parametrize(("exchange", "last"),
-                         sliced(product((DSMEM, L2), (REPLICATED, SHARDED, ALL_GATHERED)), 2))
+                         sliced(product((DSMEM, L2), (REPLICATED, SHARDED, ALL_GATHERED))))
 def test_what_a_softmax_may_meet(tmp_path: Path, exchange: str, last: str) -> None:
     """Logits that are equal, of which the first counts as the largest; all far below 0; a label
     that is none, which makes the step's loss no number, and changes nothing else; and at the end a
