@@ -39,6 +39,14 @@ def test_dot_has_a_node_for_every_op_and_edges_between_them(rawnn: Rawnn, opt: s
     assert {end for edge in edges for end in edge} <= nodes
 
 
+def test_costs_need_no_graph(rawnn: Rawnn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An epoch of batch 1 would be one of 60,000 steps."""
+    monkeypatch.setattr("rawnn.cli.plan.epoch_graphs", None)
+    done = rawnn("plan", "--cost", "--opt", "preload,graphs=epoch", "--batch", "1")
+    assert done.status == 0, done.err
+    assert "the step" in done.out
+
+
 def test_a_loop_is_called_one(rawnn: Rawnn) -> None:
     assert "WHILE node" in rawnn("plan", "--opt", "preload,graphs=while").out
 

@@ -11,8 +11,8 @@ import pytest
 from rawnn.model.layers import Network
 from rawnn.model.optimizers import Optimizer
 from rawnn.opts.precision import with_copies
-from rawnn.plan.op import Op
-from rawnn.plan.ops.train_steps import role_of, spanning, train_steps, with_partial
+from rawnn.plan.op import OPS, Op, OpSpec
+from rawnn.plan.ops.train_steps import KIND, role_of, spanning, train_steps, with_partial
 from rawnn.plan.plan import Plan
 from rawnn.plan.tensor import Role, Tensor
 from tests.engine import random_dataset, step_plan
@@ -117,3 +117,19 @@ def test_the_partial_batch_comes_last_however_an_epoch_is_cut(parts: list[tuple[
         execute(replace(plan, ops=(part,)), found)
     for name in ("fc1.weight", "fc2.bias", "loss", "correct"):
         np.testing.assert_array_equal(found[name], last[name])
+
+
+def test_what_an_op_reads_and_writes_asks_twice_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The specification is made of the whole step: once for each list, not for each operand."""
+    op = replace(whole(prepared(NETWORK, optimizer=Optimizer("adam", 1e-3))).ops[0])
+    asked = []
+    right = OPS[KIND]
+
+    def counted(op: Op) -> OpSpec:
+        asked.append(op)
+        assert right.of is not None
+        return right.of(op)
+
+    monkeypatch.setitem(OPS, KIND, replace(right, of=counted))
+    assert len(op.reads) + len(op.writes) > 10
+    assert len(asked) == 2
