@@ -35,9 +35,9 @@ COMPILE_US_OF_LAUNCHES = 0.45e6
 """Microseconds to compile the kernels of a run by launches, all in parallel: the slowest kernel of
 a network takes 0.35 to 0.6 s."""
 MIN_DELAY_US = 0.0
-"""Lower bound of the extra time before the first step: none where both compile equally long. Of six
-cold starts each of 784-10 at batch 128, kernels were ready after 0.59 s with a generated kernel and
-0.60 s without, and the graph of one node was set up sooner than that of 936 (medians, H100, 16
+"""Lower bound of the extra time before the first step: none where both compile equally long. Of
+nine cold starts each of 784-10 at batch 128, kernels were ready after 0.59 s with a generated one
+and 0.64 s without, and the graph of one node was set up sooner than that of 936 (medians, H100, 16
 cores)."""
 
 
