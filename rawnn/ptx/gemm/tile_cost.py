@@ -39,6 +39,10 @@ RESULTS_PER_CYCLE, WEIGHTS_PER_CYCLE = 8.0, 1.36
 IMBALANCE = 0.13
 """Weight of an uneven last wave. Blocks start while the previous kernel still occupies some
 multiprocessors, so one or two blocks each on average mean two or three on some."""
+SPLIT_UPDATE_IMBALANCE, SPLIT_UPDATE_SUM = 0.6, 1536
+"""The same weight for float32 updates that are split into three, without clusters, and the least
+length of their sums. Instructions bound such blocks: those that share a multiprocessor take so much
+longer. Shorter sums were not measured."""
 
 
 def _overlapped(*paces: float) -> float:
@@ -90,21 +94,38 @@ def cycles(p: GemmShape, tile: Tile, target: Target) -> float:
     alone = max(steps * (STEP_CYCLES + (SPLIT_STEP_CYCLES if three else 0) + multiplied)
                 + STAGE_CYCLES, _copy_latency(tile))
     copied = _l2_cycles(p, tile)
+    imbalance, resident = IMBALANCE, 0
+    if three and p.layout == "tn" and tile.cluster == 1 and p.k >= SPLIT_UPDATE_SUM:
+        imbalance, resident = SPLIT_UPDATE_IMBALANCE, _resident_split_blocks(tile, target)
     return _total_cycles(p, tile, target, _blocks_per_multiprocessor(p, tile, target),
                          lambda concurrent: _overlapped(concurrent * busy, concurrent * copied,
                                                         alone),
-                         parts=tile.wk / PARTIAL_SUMS_PER_CYCLE)
+                         parts=tile.wk / PARTIAL_SUMS_PER_CYCLE, imbalance=imbalance,
+                         resident=resident)
 
 
 def _blocks_per_multiprocessor(p: GemmShape, tile: Tile, target: Target) -> int:
     """Blocks resident on a multiprocessor; their registers are estimated."""
-    warps, three = tile.wm * tile.wn * tile.wk, p.times == 3
+    three = p.times == 3
     down, across = tile.bm // tile.wm // 16, tile.bn // tile.wn // 16
     registers = 44 + 8 * down * across * (2 if three and tile.wk < 8 else 1) \
         + 4 * (down + across) * (2 if three else 1) + (8 * across if three else 0)
+    return _fitting_blocks(tile, target, max(registers, 48))
+
+
+def _resident_split_blocks(tile: Tile, target: Target) -> int:
+    """Most blocks of a product that is split into three on a multiprocessor, by the registers of
+    the compiled kernels (results/kernels.json). The estimate above has more of them: the figures of
+    this module were fitted with it."""
+    of_16 = (tile.bm // tile.wm // 16) * (tile.bn // tile.wn // 16)
+    return _fitting_blocks(tile, target, 24 + of_16 * (28 if tile.wk < 8 else 20))
+
+
+def _fitting_blocks(tile: Tile, target: Target, registers: int) -> int:
+    warps = tile.wm * tile.wn * tile.wk
     return max(min(target.shared_per_multiprocessor // (1024 + shared(tile)),
                    target.threads // (32 * warps),
-                   target.registers // (32 * max(registers, 48) * warps)), 1)
+                   target.registers // (32 * registers * warps)), 1)
 
 
 def shared(tile: Tile) -> int:
@@ -115,9 +136,11 @@ def shared(tile: Tile) -> int:
 
 def _total_cycles(p: GemmShape, tile: Tile, target: Target, fit: int, pace: Callable[[int], float],
                   parts: float = 0.0, first: float = FIRST_STAGE_CYCLES, floats_per_cycle: float
-                  = CLUSTER_FLOATS_PER_CYCLE) -> float:
-    """Cycles of all blocks. A multiprocessor holds `fit` of them, and `concurrent` blocks take
-    `pace(concurrent)` cycles a stage. Infinite for a cluster that the GPU does not support."""
+                  = CLUSTER_FLOATS_PER_CYCLE, imbalance: float = IMBALANCE, resident: int = 0
+                  ) -> float:
+    """Cycles of all blocks. A multiprocessor holds `fit` of them in a full round, and up to
+    `resident` where blocks lie unevenly (0: as many). `concurrent` blocks take `pace(concurrent)`
+    cycles a stage. Infinite for a cluster that the GPU does not support."""
     multiprocessors = _concurrent_blocks(tile.cluster, target)
     if not multiprocessors:
         return math.inf
@@ -145,8 +168,9 @@ def _total_cycles(p: GemmShape, tile: Tile, target: Target, fit: int, pace: Call
     concurrent = ceil(rest, multiprocessors)
     last, most = round_of(concurrent, rest), concurrent
     if not whole:  # the previous kernel still occupies some: twice as many blocks
-        most = max(concurrent, min(fit, ceil(2 * rest, multiprocessors) - rest // multiprocessors))
-    return taken + last + (IMBALANCE * (round_of(most, rest) - last) if most > concurrent else 0.0)
+        most = max(concurrent, min(resident or fit,
+                                   ceil(2 * rest, multiprocessors) - rest // multiprocessors))
+    return taken + last + (imbalance * (round_of(most, rest) - last) if most > concurrent else 0.0)
 
 
 def _concurrent_blocks(cluster: int, target: Target) -> int:
