@@ -343,6 +343,25 @@ def test_a_warm_sample_is_behind_a_copy_of_its_inputs(sim: Simulation, device: D
     assert timing.Stopwatch._flush_bytes(real) == 100  # type: ignore[arg-type]
 
 
+def test_a_launch_by_itself_is_timed_when_its_arrays_lie_as_they_should(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[tuple[Any, ...]] = []
+
+    def noted(name: str) -> Any:
+        return lambda *given: done.append((name, *given))
+
+    driver = SimpleNamespace(cuMemcpyDtoDAsync=noted("copy"))
+    stream: Any = SimpleNamespace(handle=7)
+    watch: Any = SimpleNamespace(finish=noted("finish"), device=SimpleNamespace(
+        driver=driver, stream=stream, fill=noted("fill")))
+    begin, end = (SimpleNamespace(record=noted(name)) for name in ("begin", "end"))
+    monkeypatch.setattr("rawnn.lab.measuring.check", lambda *given: None)
+    timing.Stopwatch._alone(watch, noted("run"), begin, end,  # type: ignore[arg-type]
+                            [(100, 13, None), (200, 24, 900)])
+    assert done == [("fill", 100, 0xFF, 13, "poison"), ("copy", 200, 900, 24, 7), ("finish",),
+                    ("begin", stream), ("run",), ("finish",), ("end", stream)]
+
+
 def test_limits_of_memory_and_arithmetic(device: Device) -> None:
     assert timing.limits(roof(20.0, 1.0), 24_000, 10**6, "float32") == (
         pytest.approx(1.2), "memory")
