@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import replace
 from typing import Any
@@ -186,6 +187,20 @@ def test_time_is_counted_once_in_an_interrupted_run(monkeypatch: pytest.MonkeyPa
 
 
 # -- divergence ----------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(("scale", "normalise", "advice"), [
+    (1e30, None, "the inputs reach from -1e+30 to 2e+30, which normalise = learned (--normalise "
+                 "learned) standardises; else use a smaller learning rate than 1e+38"),
+    (1e30, "learned", ": use a smaller learning rate than 1e+38"),
+    (1.0, None, ": use a smaller learning rate than 1e+38")])
+def test_a_run_that_diverges_on_large_inputs_has_their_fix(
+        scale: float, normalise: str | None, advice: str) -> None:
+    x = np.resize(np.array([-1.0, 0.0, 2.0]), (40, 2)) * scale
+    with pytest.raises(TrainingDiverged, match=re.escape(advice)):
+        train(data=(x, np.arange(40) % 2), layers=(2, 8, 2), lr=1e38, epochs=3, batch=8,
+              normalise=normalise, device="host")
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

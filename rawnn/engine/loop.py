@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from rawnn.engine.session import Session
 
 
+LARGE_INPUTS = 100
+"""Inputs that are not standardised are named beyond it where a loss becomes NaN or infinite."""
 LARGE_TARGETS = 10.0
 """Targets beyond this make the first errors so large that common learning rates diverge."""
 
@@ -239,9 +241,21 @@ class Loop:
             if ranks else ""
         raise TrainingDiverged(
             f"the loss became {losses[step]} at step {step} of epoch {epoch}{earlier}{where}: "
-            f"{self._large_targets()}use a smaller learning rate than {self._config.lr:g}; "
-            f"{progress}"
+            f"{self._large_targets() or self._large_inputs()}use a smaller learning rate than "
+            f"{self._config.lr:g}; {progress}"
         )
+
+    def _large_inputs(self) -> str:
+        """The advice for inputs that are large and not standardised, else ""."""
+        data = self._session.data
+        if data.normalisation.mean is not None:
+            return ""
+        low, high = (float(each) * data.normalisation.scale for each in
+                     (data.train_images.min(), data.train_images.max()))
+        if max(abs(low), abs(high)) <= LARGE_INPUTS:
+            return ""
+        return f"the inputs reach from {low:,.6g} to {high:,.6g}, which normalise = learned " \
+               f"(--normalise learned) standardises; else "
 
     def _large_targets(self) -> str:
         """The advice for targets far from the initial outputs of networks, else ""."""
