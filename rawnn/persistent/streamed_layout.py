@@ -4,7 +4,7 @@ the workspaces in global memory."""
 from __future__ import annotations
 
 from rawnn.persistent.block_memory import Memory
-from rawnn.persistent.phases.streamed import gathers, input_floats
+from rawnn.persistent.phases.streamed_text import gathers, input_floats
 from rawnn.persistent.sharding import STREAMED_WIDTH, TILE, WARP, Sharding, ceil
 from rawnn.persistent.streamed import MOST_OUTPUTS, splits_of
 

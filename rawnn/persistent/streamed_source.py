@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rawnn.persistent.layout import Layout
 from rawnn.persistent.phases.loss import report
-from rawnn.persistent.phases.streamed import (
+from rawnn.persistent.phases.streamed_text import (
     NET,
     WEIGHTS,
     fetch_ahead,

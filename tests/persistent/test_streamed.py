@@ -14,14 +14,8 @@ from rawnn.model.optimizers import Optimizer
 from rawnn.persistent import cost
 from rawnn.persistent.choose import choose, streamed_candidates
 from rawnn.persistent.layout import layout_of
-from rawnn.persistent.phases.streamed import (
-    Backward,
-    Forward,
-    ReceiveWeights,
-    gathered,
-    gathered_of,
-    gathers,
-)
+from rawnn.persistent.phases.streamed import Backward, Forward, ReceiveWeights
+from rawnn.persistent.phases.streamed_text import gathered, gathered_of, gathers
 from rawnn.persistent.problem import Unsupported
 from rawnn.persistent.schedule import build
 from rawnn.persistent.sharding import STREAM, Sharding

@@ -12,18 +12,34 @@ import numpy as np
 from rawnn.model.activations import activation
 from rawnn.persistent.phases.phase import BETWEEN, OTHER_BLOCKS, TENSOR_CORES, Line, Phase
 from rawnn.persistent.phases.softmax import place_of_tallies
+from rawnn.persistent.phases.streamed_text import (
+    NET,
+    SCRATCH,
+    WEIGHTS,
+    biases_of,
+    called,
+    fetch_ahead,
+    gathered,
+    gathered_of,
+    net_for,
+    other,
+    rank_for,
+    scratch_for,
+    stage,
+    stages,
+    weights_called,
+    weights_of,
+    words_of,
+)
 from rawnn.persistent.sharding import STREAMED_WIDTH, Sharding, ceil
-from rawnn.persistent.streamed import MOST_OUTPUTS, splits_of
+from rawnn.persistent.streamed import splits_of
 from rawnn.persistent.tiles import softmax_of
 
 if TYPE_CHECKING:
     from rawnn.persistent.cost import CostModel
     from rawnn.persistent.interpreter import Array, Block, Interpreter
-    from rawnn.persistent.layout import Layout
     from rawnn.persistent.writer import Kernel
 
-NET, WEIGHTS = "Net", "NetWeights"
-"""The C++ types of the templates."""
 PRODUCT, SUMS = 24.0, 420.0
 """Cycles in which a warp multiplies 16 features of 16 examples, on its quarter of a multiprocessor,
 and those in which the block adds up its warps' sums, with the epilogue. This and all below is from
@@ -40,49 +56,6 @@ SHARED_STEP, PARTS, PART_BYTES, LOGITS, AFTER_SEND = 75.0, 1030.0, 24.0, 1900.0,
 bytes of them in a cycle."""
 SEND, SEND_PAIR = 300.0, 0.13
 """Cycles in which new weights are sent: in any case, and for each ordered pair of blocks."""
-
-
-def gathers(d: Sharding) -> list[str]:
-    """The boundaries that blocks publish: all hidden activations, and the gradients that a backward
-    GEMM needs of all blocks, or an update those of its cluster."""
-    depth = d.problem.depth
-    lowest = 0 if d.peers > 1 else 1  # of a gradient that stays in its block
-    return [f"a{n}" for n in range(1, depth)] + [f"z{n}" for n in range(depth - 2, lowest, -1)]
-
-
-def gathered(d: Sharding, name: str) -> str:
-    """C++: where the boundary `name` is gathered, such as "a1"."""
-    return _gathered(str(gathers(d).index(name)))
-
-
-def gathered_of(d: Sharding, kind: str, n: str, further: int = 0) -> str:
-    """C++: where the boundary of layer `n` + `further` is gathered, `n` being a C++ expression. In
-    `gathers` the activations, of the `kind` a, ascend by one, and the gradients z descend."""
-    place, layer = next((place, int(name[1:])) for place, name in enumerate(gathers(d))
-                        if name[0] == kind)
-    return _gathered(f"({n} - {layer - place - further})" if kind == "a" else
-                     f"({place + layer - further} - {n})")
-
-
-def _gathered(place: str) -> str:
-    return f"gathered + {place} * ({NET}::kBlocks * {NET}::kQuads)"
-
-
-def weights_of(layout: Layout, n: str | int) -> str:
-    """C++: where in shared memory the weights of layer `n` lie, between the first and the last."""
-    return f"{layout.places['weights']} + ({n} - 2) * " \
-           f"{layout.sharding.problem.layers[1] * STREAMED_WIDTH}"
-
-
-def words_of(layout: Layout, n: str | int) -> str:
-    """C++: likewise the rows of those weights that the block multiplies forward, two in a word."""
-    return f"{layout.places['words']} + ({n} - 2) * " \
-           f"{layout.sharding.problem.layers[1] * STREAMED_WIDTH // 2}"
-
-
-def biases_of(layout: Layout, n: str | int) -> str:
-    """C++: likewise the biases of layer `n`, any layer."""
-    return f"{layout.places['biases']} + ({n} - 1) * {MOST_OUTPUTS}"
 
 
 @dataclass(frozen=True)
@@ -172,74 +145,14 @@ class Streamed(Phase):
         run.update(block, f"w{n}", gradient @ below.T, slice(None))
 
 
-def input_floats(d: Sharding) -> int:
-    """Floats of the inputs of a step in shared memory."""
-    groups = ceil(d.problem.layers[0], 32)
-    if d.peers > 1:
-        return ceil(groups, d.peers) * d.columns * 16
-    each = ceil(groups, d.warps)
-    return ceil(groups, each) * each * d.columns * 16
-
-
-def stages(k: Kernel) -> int:
-    """Buffers of inputs in shared memory."""
-    return sum(name in k.layout.places for name in ("x0", "x1"))
-
-
-def stage(k: Kernel, step: str) -> str:
-    """C++: the place of the inputs of a step."""
-    found = [k.layout.places[name] for name in ("x0", "x1") if name in k.layout.places]
-    return f"{found[0]} + ({step} & 1) * {found[1] - found[0]}" if len(found) > 1 else \
-        str(found[0] if found else 0)
-
-
-def fetch_ahead(k: Kernel, step: str = "(u + 1)") -> None:
-    k.w(f"{called(k)}fetch_inputs(images, ldimages, {k.layout.places['rows']} + ({step} & 1) * "
-        f"{k.d.columns}, {stage(k, step)});")
-
-
 def send(run: Interpreter, block: Block, name: str, v: Array) -> None:
-    for other in run.group(block):
-        other.received.setdefault(name, {})[block.tp_rank] = v
+    for each in run.group(block):
+        each.received.setdefault(name, {})[block.tp_rank] = v
 
 
 def gather(run: Interpreter, block: Block, name: str, axis: int = 0) -> Array:
     parts = block.received.pop(name)
     return np.concatenate([parts[rank] for rank in range(run.d.tp_size)], axis=axis)
-
-
-def called(k: Kernel) -> str:
-    """C++ ahead of the name of a template: of a function, or of an object where clusters share."""
-    return "net." if k.d.peers > 1 else f"{NET}::"
-
-
-def weights_called(k: Kernel) -> str:
-    """C++: likewise of what sends and receives weights, out of line."""
-    return f"{NET if k.d.peers > 1 else WEIGHTS}::"
-
-
-SCRATCH = "scratch"
-"""C++ variable: the place of one of two buffers of partial sums, which phases use in turn."""
-
-
-def scratch_for(k: Kernel) -> str:
-    """C++: the argument of a phase. Clusters alternate between two buffers by themselves."""
-    return "" if k.d.peers > 1 else f"{SCRATCH}, "
-
-
-def net_for(k: Kernel) -> str:
-    """C++: the first argument of what sends and receives weights."""
-    return "net, " if k.d.peers > 1 else ""
-
-
-def rank_for(k: Kernel) -> str:
-    """C++: a further one, without clusters."""
-    return "" if k.d.peers > 1 else "rank, "
-
-
-def other(k: Kernel) -> str:
-    """C++: the place of the other."""
-    return f"{k.layout.places['scratch0'] + k.layout.places['scratch1']} - {SCRATCH}"
 
 
 class FirstForward(Streamed):
