@@ -119,8 +119,11 @@ def run_steps(step: Plan, t: SimpleNamespace, offset: int, span: int) -> None:
         for name in op.tensors:
             tensor = step[name]
             if name not in arrays:
+                # The op has no partial sums of metrics: the ops of `rest` may write and add some.
+                inside = _inside(tensor) or (tensor.role is Role.METRIC
+                                             and not hasattr(t, role_of(tensor)))
                 arrays[name] = np.zeros(tensor.shape, number if tensor.floating else tensor.dtype) \
-                    if _inside(tensor) else getattr(t, role_of(tensor))
+                    if inside else getattr(t, role_of(tensor))
     calls = [(op, SimpleNamespace(**{r: arrays[n] for r, n in op.operands.items()}),
               {r: step[n].dtype for r, n in op.operands.items()},
               [(arrays[n], step[n].dtype) for n, _ in op.writes
