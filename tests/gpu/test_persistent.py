@@ -116,6 +116,33 @@ def test_16_bit_formats_train_as_the_host(device: Device, machine: Machine, numb
     np.testing.assert_allclose(found[0].loss, wanted.loss, rtol=4 * of_run({stored}))
 
 
+@pytest.mark.parametrize(("layers", "batch", "blocks", "numbers"), [
+    ((200, 256, 256, 10), 32, "32x1@stream:512:FGGF", "bf16"),
+    ((200, 256, 256, 256, 10), 64, "32x1@stream4:512:FGGGF", "bf16"),
+    ((784, 784, 784, 10), 32, "98x1@stream7:512:FGGF", "bf16"),
+    ((784, 10), 128, "16x1:512:SE", "preload"), ((201, 7), 72, "8x1:512:SE", "preload"),
+    ((784, 10), 64, "16x1:512:SE", "preload,tf32")])
+def test_special_forms_of_whole_steps_train_as_the_host(
+        device: Device, machine: Machine, layers: tuple[int, ...], batch: int, blocks: str,
+        numbers: str) -> None:
+    """Operands that stream, in clusters and not, and examples that blocks split."""
+    if machine.target.multiprocessors < 128 or machine.target.largest_cluster < 8:
+        pytest.skip("this GPU has too few multiprocessors, or no clusters")
+    options: dict[str, Any] = {"shuffle": True, "batch": batch, **SMOOTH}
+    data = dataset_for(Network(layers), 4 * batch, 23)
+    of_host = numbers.removesuffix(",tf32")
+    wanted = trained(HostRunner(make_work(of_host, layers, data, **options)))
+    work = make_work(f"{numbers},persistent={blocks},graphs=epoch", layers, data, machine=machine,
+                     **options)
+    found = [run_on(device, work) for _ in range(2)]
+    unit = {"bf16": of_run({"bfloat16"}), "preload": of_run({"float32"}),
+            "preload,tf32": 3 * 2.0**-10}[numbers]
+    for name, array in wanted.parameters.items():
+        np.testing.assert_allclose(found[0].parameters[name], array, rtol=0, atol=4 * unit)
+        np.testing.assert_array_equal(found[0].parameters[name], found[1].parameters[name])
+    np.testing.assert_allclose(found[0].loss, wanted.loss, rtol=4 * unit)
+
+
 @pytest.mark.parametrize("blocks", ["1x1", "1x3", "2x1", "4x2", "8x1"])
 def test_the_loss_scale_goes_as_on_the_host(device: Device, machine: Machine, blocks: str) -> None:
     if blocks not in ("1x1", "1x3") and machine.target.largest_cluster < 8:
