@@ -164,8 +164,9 @@ struct HeldTiles {
             }
             if (last && is_tile(down + i, across + j)) {
               if constexpr (STATE) {
+                float next[4];
                 finish.update(state[r < kRounds ? r : 0][i][j], down + i, across + j, total,
-                              weights[STATE ? j : 0]);
+                              weights[STATE ? j : 0], next);
               } else {
                 finish.store(0, down + i, across + j, total, early[i][j]);
               }
