@@ -124,7 +124,7 @@ __global__ void GEMM_BOUNDS gemm_{rule.kind}(
     {states}float* bias, {of_bias}TC* copy, int ldcopy, {_CONTEXT}, int batch, int rows, int cols,
     {_settings(rule)}, {_ROUNDING}) {{
   using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED, EARLY>;
-  const UpdateEpilogue<TW, TC, {functor}, Operand<TX>::kIndexed> epilogue{{
+  const UpdateEpilogue<TW, TC, {functor}> epilogue{{
       w, ldw, copy, ldcopy, bias, {{{kept}}},
       {{rates, cursor, clock, loss_scale, overflow, offset}}, rows, cols, lr, {{{values}}},
       copy_scale, {{stochastic, seed, stream, 0}}}};

@@ -5,9 +5,6 @@
 
 namespace ptx {
 
-// What createpolicy.fractional.L2::evict_first makes of the fraction 1.
-constexpr unsigned long long kEvictFirst = 0x12f0000000000000ull;
-
 // Copies BYTES (4, 8 or 16) to the shared address `to`, both aligned to BYTES. 16 bytes bypass the L1
 // cache.
 template <int BYTES = 16>
@@ -33,13 +30,6 @@ __device__ __forceinline__ void copy_async(unsigned int to, const void* from, in
                  "r"(exist)
                  : "memory");
   }
-}
-
-// The same with 16 bytes of what is not read again soon: L2 gives up its lines first.
-__device__ __forceinline__ void copy_streamed(unsigned int to, const void* from, int exist) {
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(from),
-               "r"(exist), "l"(kEvictFirst)
-               : "memory");
 }
 
 // Ends this thread's group of copies.

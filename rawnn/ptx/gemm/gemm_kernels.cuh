@@ -101,7 +101,7 @@ __global__ void GEMM_BOUNDS
                    int batch, int rows, int cols, float lr, float decay, float copy_scale,
                    int offset, bool stochastic, unsigned long long seed, unsigned int stream) {
   using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED, EARLY>;
-  const UpdateEpilogue<TW, TC, Sgd, Operand<TX>::kIndexed> epilogue{
+  const UpdateEpilogue<TW, TC, Sgd> epilogue{
       w, ldw, copy, ldcopy, bias, {}, {rates, cursor, clock, loss_scale, overflow, offset},
       rows, cols, lr, {decay}, copy_scale, {stochastic, seed, stream, 0}};
   LOOP::template gemm<TILE, SUM, false, false, BIAS>(
@@ -120,7 +120,7 @@ __global__ void GEMM_BOUNDS
                      float decay, float momentum, bool nesterov, float copy_scale, int offset,
                      bool stochastic, unsigned long long seed, unsigned int stream) {
   using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED, EARLY>;
-  const UpdateEpilogue<TW, TC, Momentum, Operand<TX>::kIndexed> epilogue{
+  const UpdateEpilogue<TW, TC, Momentum> epilogue{
       w, ldw, copy, ldcopy, bias, {{v}, {ldv}, {bias_v}},
       {rates, cursor, clock, loss_scale, overflow, offset}, rows, cols,
       lr, {decay, momentum, nesterov}, copy_scale, {stochastic, seed, stream, 0}};
@@ -141,7 +141,7 @@ __global__ void GEMM_BOUNDS
                  bool decoupled, float copy_scale, int offset, bool stochastic,
                  unsigned long long seed, unsigned int stream) {
   using TILE = Tile<BM, BN, WM, WN, WK, STAGES, CLUSTER, BYTES, ALIGNED, EARLY>;
-  const UpdateEpilogue<TW, TC, ApproximateAdam, Operand<TX>::kIndexed> epilogue{
+  const UpdateEpilogue<TW, TC, ApproximateAdam> epilogue{
       w, ldw, copy, ldcopy, bias, {{m, v}, {ldm, ldv}, {bias_m, bias_v}},
       {rates, cursor, clock, loss_scale, overflow, offset}, rows, cols,
       lr, {decay, beta1, beta2, eps, decoupled}, copy_scale, {stochastic, seed, stream, 0}};

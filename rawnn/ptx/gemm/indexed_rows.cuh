@@ -1,6 +1,4 @@
-// Operands of GEMMs that are rows of a matrix by a list of indices, as the inputs that many networks share.
-// Their copies are requested behind those of the other operand, which wait for no list. The weights of a
-// network are then read and written past the inputs: L2 keeps those, as other networks read them, too.
+// Operands of GEMMs that are rows of a matrix by a list of indices.
 #pragma once
 
 // An operand whose row i is row list[i] of a matrix. A kernel takes a pointer to it in place of one to the

@@ -41,7 +41,6 @@ struct Mma {
     constexpr int kBlocksM = TILE::kM / TILE::kWarpsM / 16;
     constexpr int kBlocksN = TILE::kN / TILE::kWarpsN / 16;
     constexpr int kStages = TILE::kStages;
-    constexpr bool kEarly = TILE::kEarly && !Operand<SB>::kIndexed;
     constexpr int kTile = PanelA::kBytes + PanelB::kBytes;
     constexpr int kOwnSteps = kSteps / TILE::kWarpsK;
     static_assert(kBlocksM >= 1 && kBlocksN >= 1 && kOwnSteps >= 1, "a warp has no work");
@@ -61,7 +60,7 @@ struct Mma {
     using Parts = Sums<TILE, kStages * kTile>;
     Parts().template open<BIAS>(n0 == 0, thread);
     Loader<PanelA, TILE::kThreads, TILE::kAligned, SA> load_a(a, lda, m0, m, begin, k, thread);
-    Loader<PanelB, TILE::kThreads, TILE::kAligned, SB, Operand<SA>::kIndexed> load_b(b, ldb, n0, n, begin, k, thread);
+    Loader<PanelB, TILE::kThreads, TILE::kAligned, SB> load_b(b, ldb, n0, n, begin, k, thread);
     const Fragments<PanelA, true> fragments_a(warp_m * kBlocksM * 16, warp_k * kOwnSteps, lane);
     const Fragments<PanelB, false> fragments_b(warp_n * kBlocksN * 16, warp_k * kOwnSteps, lane);
     const unsigned int shared = ptx::shared_address(dynamic_shared());
@@ -71,14 +70,14 @@ struct Mma {
     // on a multiprocessor instead of two, nor if all floats are loaded word by word: both are slower.
     constexpr bool kAhead = !Same<SUM, tf32x3>::kValue && (sizeof(TA) < 4 || DEEP_A || DEEP_B);
     constexpr int kFirst = kAhead ? kStages : kStages - 1;  // stages requested at the start
-    if constexpr (kEarly) load_ahead<kFirst>(load_b, shared + PanelA::kBytes, kTile, stages);
+    if constexpr (TILE::kEarly) load_ahead<kFirst>(load_b, shared + PanelA::kBytes, kTile, stages);
     epilogue.ahead();
     pdl_wait();
 #pragma unroll 1
     for (int stage = 0; stage < kFirst; ++stage) {
       if (stage < stages) {
         load_a.load(shared + stage * kTile);
-        if constexpr (!kEarly) load_b.load(shared + stage * kTile + PanelA::kBytes);
+        if constexpr (!TILE::kEarly) load_b.load(shared + stage * kTile + PanelA::kBytes);
       }
       commit_copies();
     }

@@ -10,9 +10,10 @@
 #include "primitives/common.cuh"
 #include "device/copies.cuh"
 #include "device/shared.cuh"
-#include "gemm/chunk_copies.cuh"
 #include "gemm/indexed_rows.cuh"
 #include "primitives/types.cuh"
+
+constexpr int kChunkBytes = 16;  // bytes of one copy
 
 // A block's tile of the result: BM x BN, computed by WM x WN warps, times WK warps that share the inner
 // dimension of each stage. STAGES tiles of the operands are in flight. CLUSTER blocks split the inner
@@ -78,13 +79,75 @@ __device__ __forceinline__ unsigned char* dynamic_shared() {
   return ptx::dynamic_shared<unsigned char, 1024>();
 }
 
+__device__ __forceinline__ void commit_copies() {
+#if RAWNN_ARCH >= 800
+  ptx::commit_copies();
+#endif
+}
+
+// Waits until at most `PENDING` groups of this thread's copies are in flight.
+template <int PENDING>
+__device__ __forceinline__ void wait_for_copies() {
+#if RAWNN_ARCH >= 800
+  ptx::wait_for_copies<PENDING>();
+#endif
+}
+
+// The bits of an element in the lowest bits of a word.
+template <typename T>
+__device__ __forceinline__ unsigned int element_bits(const T* pointer) {
+  if constexpr (sizeof(T) == 4) {
+    return *reinterpret_cast<const unsigned int*>(pointer);
+  } else if constexpr (sizeof(T) == 2) {
+    return *reinterpret_cast<const unsigned short*>(pointer);
+  } else {
+    return *reinterpret_cast<const unsigned char*>(pointer);
+  }
+}
+
+// Copies a chunk of which `count` elements exist, one element at a time, for rows that are not aligned.
+template <typename T>
+__device__ __forceinline__ void copy_elements(unsigned int to, const T* from, int count) {
+  constexpr int kInWord = 4 / static_cast<int>(sizeof(T));
+  unsigned int word[4];
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    word[w] = 0u;
+#pragma unroll
+    for (int i = 0; i < kInWord; ++i) {
+      const int element = w * kInWord + i;
+      if (element < count) word[w] |= element_bits(from + element) << (i * 32 / kInWord % 32);
+    }
+  }
+  ptx::store_shared(to, word);
+}
+
+// Copies a chunk that is aligned to 16 bytes, asynchronously from sm_80 on.
+__device__ __forceinline__ void copy_chunk(unsigned int to, const void* from) {
+#if RAWNN_ARCH >= 800
+  ptx::copy_async(to, from);
+#else
+  unsigned int words[4];
+  load_words(words, from);
+  ptx::store_shared(to, words);
+#endif
+}
+
+// The same if only `count` elements exist: nothing else is read, and zeros fill the chunk.
+template <typename T>
+__device__ __forceinline__ void copy_part(unsigned int to, const T* from, int count) {
+#if RAWNN_ARCH >= 800
+  ptx::copy_async(to, from, count * static_cast<int>(sizeof(T)));
+#else
+  copy_elements(to, from, count);
+#endif
+}
+
 // One thread's copies for all stages of an operand's tile. Beyond the end of the inner dimension the
 // tile has zeros. Beyond the operand's own extent its values are undefined: those rows and columns of
 // the result are never stored. If the matrix is ALIGNED, a chunk with at least one element can be read,
 // because rows are padded to 16 bytes. SOURCE may be IndexedRows.
-// STREAMED: no other block reads the operand soon.
-template <typename PANEL, int THREADS, bool ALIGNED, typename SOURCE = typename PANEL::Element,
-          bool STREAMED = false>
+template <typename PANEL, int THREADS, bool ALIGNED, typename SOURCE = typename PANEL::Element>
 struct Loader {
   using T = typename PANEL::Element;
   static constexpr int kPerChunk = kChunkBytes / PANEL::kSize;
@@ -163,14 +226,14 @@ struct Loader {
     if (ALIGNED && kPasses > 2 && depth >= PANEL::kDepth) {
 #pragma unroll
       for (int pass = 0; pass < kPasses; ++pass) {
-        if (inside(pass)) copy_chunk<STREAMED>(target(tile, pass), source[pass]);
+        if (inside(pass)) copy_chunk(target(tile, pass), source[pass]);
       }
     } else {
 #pragma unroll
       for (int pass = 0; pass < kPasses; ++pass) {
         if (!inside(pass)) break;
         if constexpr (ALIGNED) {
-          copy_part<STREAMED>(target(tile, pass), source[pass], count(pass));
+          copy_part(target(tile, pass), source[pass], count(pass));
         } else {
           copy_elements(target(tile, pass), source[pass], count(pass));
         }

@@ -20,7 +20,6 @@
 // last, and it is a different one (mma_loss.cuh). If kReports, every thread finally calls `report`.
 #pragma once
 #include "elementwise/activations.cuh"
-#include "gemm/streamed.cuh"
 #include "primitives/common.cuh"
 
 // The rows of the result that a thread finishes: `first` and every STEP-th after it, before `end`.
@@ -38,8 +37,6 @@ template <typename T>
 struct Four {
   unsigned int words[sizeof(T)];
   __device__ __forceinline__ void load(const T* from) { load_words(words, from); }
-  // The same for what is not read again soon (streamed.cuh).
-  __device__ __forceinline__ void load_streamed(const T* from) { ::load_streamed(words, from); }
   __device__ __forceinline__ void take(float (&values)[4]) const {
     words_to_values<T>(values, words);
   }

@@ -45,9 +45,8 @@ struct Settings<ApproximateAdam> {
   }
 };
 
-// w [m, n] is TW, its copy TC (null if there is none), bias [m] float. STREAMED: w and its states are not
-// read again soon.
-template <typename TW, typename TC, typename OPTIMIZER, bool STREAMED = false>
+// w [m, n] is TW, its copy TC (null if there is none), bias [m] float.
+template <typename TW, typename TC, typename OPTIMIZER>
 struct UpdateEpilogue {
   static constexpr bool kTogether = false;
   static constexpr bool kReports = false;
@@ -107,10 +106,10 @@ struct UpdateEpilogue {
     for (int i = 0; i < N; ++i) {
       if (!passes.exists(i)) continue;
       const int row = passes.row(i);
-      load(found[i].w, at(w, ldw, row, column));
+      found[i].w.load(at(w, ldw, row, column));
       if constexpr (kStates > 0) {
 #pragma unroll
-        for (int s = 0; s < kStates; ++s) load(found[i].state[s], &state_of(s, row, column));
+        for (int s = 0; s < kStates; ++s) found[i].state[s].load(&state_of(s, row, column));
       }
     }
   }
@@ -150,11 +149,11 @@ struct UpdateEpilogue {
       if constexpr (kStates > 0) {
 #pragma unroll
         for (int s = 0; s < kStates; ++s) {
-          if (stores) store_four<STREAMED>(&state_of(s, row, column), state[s][i]);
+          if (stores) store_values<4>(&state_of(s, row, column), state[s][i]);
         }
       }
       if (stores && copy != nullptr) store_values<4>(at(copy, ldcopy, row, column), scaled[i]);
-      if (stores) store_four<STREAMED>(at(w, ldw, row, column), values[i]);
+      if (stores) store_values<4>(at(w, ldw, row, column), values[i]);
     }
     if (full) return;
     if constexpr (kStates > 0) {
@@ -221,14 +220,6 @@ struct UpdateEpilogue {
   }
 
  private:
-  template <typename T>
-  static __device__ __forceinline__ void load(Four<T>& found, const T* from) {
-    if constexpr (STREAMED) {
-      found.load_streamed(from);
-    } else {
-      found.load(from);
-    }
-  }
   __device__ __forceinline__ float& state_of(int s, int row, int column) const {
     return *at(states.of_weights[s], states.ld[s], row, column);
   }

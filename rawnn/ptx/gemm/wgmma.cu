@@ -31,7 +31,7 @@ struct Warpgroup {
   using PanelA = Panel<TA, TILE::kM, DEEP_A, kDepth>;
   using PanelB = Panel<TB, TILE::kN, DEEP_B, kDepth>;
   using LoaderA = Loader<PanelA, TILE::kThreads, TILE::kAligned, SA>;
-  using LoaderB = Loader<PanelB, TILE::kThreads, TILE::kAligned, SB, Operand<SA>::kIndexed>;
+  using LoaderB = Loader<PanelB, TILE::kThreads, TILE::kAligned, SB>;
   static constexpr int kColumns = TILE::kN;
   static constexpr int kStages = TILE::kStages;
   static constexpr int kAhead = kStages - 2;  // a slot is free once all have waited for its products
@@ -110,9 +110,8 @@ struct Wgmma {
     typename Group::LoaderA load_a(a, lda, m0, m, share.begin * kDepth, k, thread);
     typename Group::LoaderB load_b(b, ldb, n0, n, share.begin * kDepth, k, thread);
     const unsigned int shared = ptx::shared_address(dynamic_shared());
-    constexpr bool kEarly = TILE::kEarly && !Operand<SB>::kIndexed;
 
-    if constexpr (kEarly) {
+    if constexpr (TILE::kEarly) {
       load_ahead<Group::kAhead>(load_b, shared + Group::PanelA::kBytes, Group::kTile, stages);
     }
     epilogue.ahead();
@@ -122,7 +121,7 @@ struct Wgmma {
     for (int stage = 0; stage < Group::kAhead; ++stage) {
       if (stage < stages) {
         load_a.load(shared + stage * Group::kTile);
-        if constexpr (!kEarly) {
+        if constexpr (!TILE::kEarly) {
           load_b.load(shared + stage * Group::kTile + Group::PanelA::kBytes);
         }
       }

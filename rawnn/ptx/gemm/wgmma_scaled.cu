@@ -34,7 +34,6 @@ __device__ __forceinline__ void block_gemm(const SA* a, int lda, const SB* b, in
                                               int n, int k, EPILOGUE epilogue) {
   constexpr int kColumns = TILE::kN;
   constexpr int kStages = TILE::kStages;
-  constexpr bool kEarly = TILE::kEarly && !Operand<SB>::kIndexed;
   constexpr int kThreads = TILE::kThreads;
   constexpr bool kAhead = kColumns == 128;  // op(a) is split a stage early: its tile is free sooner
   constexpr int kInFlight = kAhead ? kStages : kStages - 1;
@@ -63,13 +62,13 @@ __device__ __forceinline__ void block_gemm(const SA* a, int lda, const SB* b, in
   const int stages = share.stages;
   const int begin = share.begin * kStageDepth;
   Loader<PanelA, kThreads, TILE::kAligned, SA> load_a(a, lda, m0, m, begin, k, thread);
-  Loader<PanelB, kThreads, TILE::kAligned, SB, Operand<SA>::kIndexed> load_b(b, ldb, n0, n, begin, k, thread);
+  Loader<PanelB, kThreads, TILE::kAligned, SB> load_b(b, ldb, n0, n, begin, k, thread);
   First rows(warp * 16, lane);
   const unsigned int shared = ptx::shared_address(dynamic_shared());
   const unsigned int prepared = shared + kStages * kTile;
   Second columns(reinterpret_cast<float*>(dynamic_shared() + kScales), thread, load_b.to);
 
-  if constexpr (kEarly) {
+  if constexpr (TILE::kEarly) {
     load_ahead<kInFlight>(load_b, shared + PanelA::kBytes, kTile, stages);
   }
   pdl_wait();
@@ -77,7 +76,7 @@ __device__ __forceinline__ void block_gemm(const SA* a, int lda, const SB* b, in
   for (int stage = 0; stage < kInFlight; ++stage) {
     if (stage < stages) {
       load_a.load(shared + stage * kTile);
-      if constexpr (!kEarly) load_b.load(shared + stage * kTile + PanelA::kBytes);
+      if constexpr (!TILE::kEarly) load_b.load(shared + stage * kTile + PanelA::kBytes);
     }
     commit_copies();
   }

@@ -119,7 +119,6 @@ __device__ __forceinline__ void block_gemm(const SL* left, int ldleft, const SR*
   constexpr int kRows = SWAPPED ? TILE::kN : TILE::kM;
   constexpr int kColumns = SWAPPED ? TILE::kM : TILE::kN;
   constexpr int kStages = TILE::kStages;
-  constexpr bool kEarly = TILE::kEarly && !Operand<SR>::kIndexed;
   constexpr int kThreads = TILE::kThreads;
   using PanelL = Panel<float, kRows, DEEP_L, kStageDepth>;
   using PanelR = Panel<float, kColumns, DEEP_R, kStageDepth>;
@@ -150,23 +149,23 @@ __device__ __forceinline__ void block_gemm(const SL* left, int ldleft, const SR*
   const bool prepares = !kRoles || thread >= kCopiers;
   Loader<PanelL, kCopiers, TILE::kAligned, SL> load_left(left, ldleft, SWAPPED ? n0 : m0,
                                                          SWAPPED ? n : m, begin, k, member);
-  Loader<PanelR, kCopiers, TILE::kAligned, SR, Operand<SL>::kIndexed> load_right(right, ldright, SWAPPED ? m0 : n0,
+  Loader<PanelR, kCopiers, TILE::kAligned, SR> load_right(right, ldright, SWAPPED ? m0 : n0,
                                                           SWAPPED ? m : n, begin, k, member);
   const Rows<PanelL> fragments(warp * 16, lane);
   const unsigned int shared = ptx::shared_address(dynamic_shared());
   const unsigned int prepared = shared + kStages * kTile;
 
-  if constexpr (kEarly && SWAPPED) {
+  if constexpr (TILE::kEarly && SWAPPED) {
     if (copies) load_ahead<kStages - 1>(load_left, shared, kTile, stages);
-  } else if constexpr (kEarly) {
+  } else if constexpr (TILE::kEarly) {
     if (copies) load_ahead<kStages - 1>(load_right, shared + PanelL::kBytes, kTile, stages);
   }
   pdl_wait();
 #pragma unroll 1
   for (int stage = 0; stage < kStages - 1; ++stage) {
     if (copies && stage < stages) {
-      if constexpr (!kEarly || !SWAPPED) load_left.load(shared + stage * kTile);
-      if constexpr (!kEarly || SWAPPED) {
+      if constexpr (!TILE::kEarly || !SWAPPED) load_left.load(shared + stage * kTile);
+      if constexpr (!TILE::kEarly || SWAPPED) {
         load_right.load(shared + stage * kTile + PanelL::kBytes);
       }
     }

@@ -231,20 +231,16 @@ Action copy(Words& words, const Arguments& a) {
   if (words.take("wait_all")) return without_operands(words, a, [] { wait_for_copies(-1); });
   const bool past_l1 = words.take("cg");
   if (!past_l1 && !words.take("ca")) return {};
-  if (!words.take("shared.global")) return {};
-  const bool has_policy = past_l1 && words.take("L2::cache_hint");
-  const size_t most = has_policy ? 5 : 4;
-  if (!words.end() || a.size() < (has_policy ? 5 : 3) || a.size() > most) return {};
-  if (has_policy && !is_value(a[4], 8)) return {};
+  if (!words.take("shared.global") || !words.end() || a.size() < 3 || a.size() > 4) return {};
   if (!is_address(a[0], 4) || !is_address(a[1], 8) || !is_value(a[2], 4)) return {};
-  if (a.size() >= 4 && !is_value(a[3], 4)) return {};
+  if (a.size() == 4 && !is_value(a[3], 4)) return {};
   return [a, past_l1](Frame& frame) {
     const int bytes = int_of(frame, a[2]);
     if (past_l1 ? bytes != 16 : bytes != 4 && bytes != 8 && bytes != 16) {
       fail("cp.async of %d bytes, at %p", bytes, self->here);
     }
     copy_async(own_address(frame, a[0]), pointer_of(frame, a[1]), bytes,
-               a.size() >= 4 ? int_of(frame, a[3]) : bytes);
+               a.size() == 4 ? int_of(frame, a[3]) : bytes);
   };
 }
 

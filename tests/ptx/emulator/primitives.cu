@@ -95,11 +95,7 @@ __global__ void copied(const unsigned char* x, unsigned char* out, int exist) {
   show(0);
   ptx::wait_for_copies<0>();
   show(1);
-  if constexpr (BYTES == 16) {
-    ptx::copy_streamed(at(2), x + 2 * kAll + i, exist / 2);
-  } else {
-    ptx::copy_async<BYTES>(at(2), x + 2 * kAll + i, exist / 2);
-  }
+  ptx::copy_async<BYTES>(at(2), x + 2 * kAll + i, exist / 2);
   ptx::wait_for_all_copies();
   show(2);
 }
