@@ -231,7 +231,9 @@ def fetch(k: Kernel, step: str) -> None:
     if not p.labelled and not p.reconstruct:
         expected += f" + engine_bytes<Shape, {found.target_width}, float>({k.count(p.depth)})"
     present = k.present(step)
-    w(f"if (kBulk && thread == {d.threads - 32}) ptx::arrive_expecting({barrier}, {present} * "
+    # Only who waits for the barrier in each step may let bytes be expected of it in each step.
+    engine = f"by_engine<Shape, {d.ins(0)}, {p.input_type}>()" if d.splits_examples else "kBulk"
+    w(f"if ({engine} && thread == {d.threads - 32}) ptx::arrive_expecting({barrier}, {present} * "
       f"({expected}));")
     w("__syncwarp();")
     w(f"fetch_rows<Shape, {first_thread}, 0, {ordered}, {d.ins(0)}, {pitch}>({to}, "

@@ -218,6 +218,7 @@ struct StreamedClusters : StreamedClusterWeights<C> {
         float sums[2][4] = {};
 #pragma unroll
         for (int half = 0; half < 2; ++half) ptx::multiply<bfloat16>(sums[half], d, b[half][0], b[half][1]);
+        __syncwarp();  // each lane has read what others overwrite
         store_fragments(step, m, slopes(sums[0][0], sums[0][1], saved[0]), slopes(sums[0][2], sums[0][3], saved[1]),
                         slopes(sums[1][0], sums[1][1], saved[2]), slopes(sums[1][2], sums[1][3], saved[3]));
       }
