@@ -8,6 +8,7 @@ import pytest
 
 import rawnn as library
 from rawnn.common.errors import ConfigError, DataError
+from tests import requires
 from tests.cli.conftest import Rawnn
 from tests.cli.test_errors import one_sentence
 
@@ -88,5 +89,5 @@ def test_networks_that_fit_are_fetched_for() -> None:
 ])
 def test_commands(rawnn: Rawnn, arguments: tuple[str, ...], words: str) -> None:
     if "--plot" in arguments:
-        pytest.importorskip("matplotlib")
+        requires.module("matplotlib")
     one_sentence(rawnn(*arguments), words, status=2)

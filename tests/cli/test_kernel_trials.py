@@ -343,22 +343,29 @@ def test_a_kernel_runs_on_the_device_that_is_asked_for(monkeypatch: pytest.Monke
     monkeypatch.setattr("rawnn.lab.arrays.simulated", lambda: "simulated")
     assert trials._device(wanted) == opened
 
+
 @pytest.mark.parametrize("wanted", ["host", "gpu:x", "gpu:-1", "cuda", ""])
 def test_what_no_kernel_runs_on_is_refused(wanted: str) -> None:
     with pytest.raises(ConfigError, match="a kernel runs on gpu, gpu:N or sim"):
         trials._device(wanted)
+
+
 def test_without_a_gpu_the_simulated_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(number: int, notify: Any) -> None:
         raise DeviceError("there is no GPU 3; without a GPU take another device")
+
     monkeypatch.setattr("rawnn.engine.machine.open_gpu", refuse)
     with pytest.raises(DeviceError) as caught:
         trials._device("gpu:3")
     assert str(caught.value) == ("there is no GPU 3; --device sim compiles the kernel and checks "
                                  "its launches without a GPU")
+
+
 def test_a_program_that_waits_for_a_stuck_reference_says_so() -> None:
     """It is not killed: a notebook would lose what it holds. Later limits are watched, too."""
     code = """
 import time
+from rawnn.lab import time_limit
 time_limit._GRACE = 0.2
 for what in ("first", "second"):
     try:

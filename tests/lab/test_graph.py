@@ -16,6 +16,7 @@ from rawnn.cuda.device import Device
 from rawnn.cuda.errors import CallFailed
 from rawnn.lab.nodes import Edges, Node, Span, edges_of
 from rawnn.sim import Faults, Race, Simulation, register
+from tests import requires
 
 SOURCE = """
 #include <cuda_device_runtime_api.h>
@@ -397,7 +398,7 @@ def test_nothing_that_launches_and_waits_runs_while_a_graph_is_recorded(device: 
 
 def test_symbols_are_not_touched_behind_a_recorded_launch() -> None:
     """All recorded launches would use the last of the values."""
-    pytest.importorskip("cuda.bindings.nvrtc")
+    requires.module("cuda.bindings.nvrtc")
     source = "__constant__ float factor;\n__global__ void times(float* y) { y[0] *= factor; }"
     device = rawnn.lab.simulated()
     kernel = rawnn.Kernel(source, "times", device=device)
