@@ -20,7 +20,10 @@ from tests.bench import built
 from tests.bench.measuring import invoke
 
 
-def test_the_headline_command_and_its_old_spelling(tmp_path: Path) -> None:
+def test_the_headline_command_and_its_old_spelling(tmp_path: Path,
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    # On a busy machine one form may look slower than another, which then lacks further turns.
+    monkeypatch.setattr("rawnn.bench.peers.system_comparison.FAR_SLOWER", 1e9)
     kept, table = tmp_path / "r.json", tmp_path / "r.md"
     done = invoke("random", "--peers", "--n", "1", "--seed", "2", "--device", "host", "--peer",
                   "numpy", "--json", str(kept), "--markdown", str(table))

@@ -44,17 +44,19 @@ def task(device: Device, monkeypatch: pytest.MonkeyPatch) -> Task:
 def planted(monkeypatch: pytest.MonkeyPatch, cost: dict[str, float]) -> None:
     """Times by toggle in place of measured ones; a negative one cannot run."""
 
+    prepared: list[str] = []
+
     def times(self: Search, work: PreparedRun) -> list[float]:
-        words = self._task_words  # type: ignore[attr-defined]
-        total = 100.0 + sum(cost.get(word, 0.0) for word in words.split(","))
-        if any(cost.get(word, 0.0) < -1000 for word in words.split(",")):
+        costs = [cost.get(word, 0.0) for word in prepared[-1].split(",")]
+        total = 100.0 + sum(costs)
+        if min(costs) < -1000:
             raise MissingLibrary("not installed")
         return [total - 1, total, total + 2]
 
     prepare = Task.prepare
 
     def remembered(self: Task, toggles: str) -> PreparedRun:
-        Search._task_words = toggles  # type: ignore[attr-defined]
+        prepared.append(toggles)
         return prepare(self, toggles)
 
     monkeypatch.setattr(Task, "prepare", remembered)
