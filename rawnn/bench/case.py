@@ -60,8 +60,9 @@ class Part(click.ParamType):  # type: ignore[type-arg]
 def part_option(what: str) -> Option[Any]:
     """Which part of the networks, cells or ensembles is measured."""
     return click.option("--part", type=Part(), metavar="K/N",
-                        help=f"The Kth of every N {what}, so that several GPUs share them; bench "
-                             f"merge makes one file of the parts.")
+                        help=f"The Kth of every N {what}, so that several GPUs share them, each "
+                             f"command with cores of its own (taskset); bench merge makes one file "
+                             f"of the parts.")
 
 
 @dataclass(frozen=True)

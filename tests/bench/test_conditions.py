@@ -165,7 +165,9 @@ def test_whoever_measures_watches_the_device_that_was_opened(monkeypatch: pytest
             harness.open("host", {"step_us": "how"})
         else:
             rules: Any = SimpleNamespace(device="host")
-            open_compared(harness, rules, {"jax": "jax is not installed"}, {"step_us": "how"})
+            memory = open_compared(harness, rules, {"jax": "jax is not installed"},
+                                   {"step_us": "how"})
+            assert memory is None
         assert harness.watch is watch
         assert [opened.device for opened in seen] == [None]
         assert (harness.environment.device, harness.environment.timer) == ("host",

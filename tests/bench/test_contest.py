@@ -3,6 +3,7 @@ stand-ins for the processes."""
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ from rawnn.bench.peers.system_comparison import (
     timed_in_turns,
 )
 from rawnn.bench.peers.worker import TRUTH, Timed
+from rawnn.sim import Simulation
 from tests.bench import built
 from tests.bench.measuring import made_of, standing, tiny
 
@@ -41,21 +43,37 @@ def test_other_systems_have_no_simulated_gpu(device: str, ours: str, theirs: str
     assert (rules.device_of("rawnn"), rules.device_of("numpy")) == (ours, theirs)
 
 
-@pytest.mark.parametrize(("systems", "problems", "cores", "counts", "each"), [
-    (("rawnn", "torch", "jax"), 48, 16, {"rawnn": 4, "torch": 3, "jax": 9}, 1),
-    (("rawnn", "torch", "jax"), 2, 16, {"rawnn": 2, "torch": 2, "jax": 2}, 2),
-    (("rawnn", "torch", "jax"), 48, 1, {"rawnn": 1, "torch": 1, "jax": 1}, 1),
-    (("rawnn", "numpy"), 48, 10, {"rawnn": 8, "numpy": 2}, 1),
-    (("rawnn", "torch"), 48, 32, {"rawnn": 18, "torch": 14}, 1)])
+@pytest.mark.parametrize(("systems", "problems", "cores", "gib", "counts", "each"), [
+    (("rawnn", "torch", "jax"), 48, 16, None, {"rawnn": 4, "torch": 3, "jax": 9}, 1),
+    (("rawnn", "torch", "jax"), 48, 16, 141, {"rawnn": 4, "torch": 3, "jax": 9}, 1),
+    (("rawnn", "torch", "jax"), 48, 64, 48, {"rawnn": 4, "torch": 3, "jax": 9}, 4),
+    (("rawnn", "torch", "jax"), 48, 64, 2, {"rawnn": 1, "torch": 1, "jax": 1}, 21),
+    (("rawnn", "torch", "jax"), 2, 16, 80, {"rawnn": 2, "torch": 2, "jax": 2}, 2),
+    (("rawnn", "torch", "jax"), 48, 1, 80, {"rawnn": 1, "torch": 1, "jax": 1}, 1),
+    (("rawnn", "numpy"), 48, 10, None, {"rawnn": 8, "numpy": 2}, 1),
+    (("rawnn", "torch"), 48, 32, None, {"rawnn": 18, "torch": 14}, 1)])
 def test_cores_are_divided_among_systems_by_what_each_takes(
         monkeypatch: pytest.MonkeyPatch, systems: tuple[str, ...], problems: int, cores: int,
-        counts: dict[str, int], each: int) -> None:
+        gib: int | None, counts: dict[str, int], each: int) -> None:
+    """As many processes as there are cores for, and room on the GPU."""
     made: list[tuple[str, int]] = []
     monkeypatch.setattr(lanes, "Lane", lambda system, own: made.append((system, own))
                         or SimpleNamespace(close=lambda: None))
-    with lanes.Lanes(systems, problems, cores):
+    with lanes.Lanes(systems, problems, cores, gib and gib << 30):
         assert {name: made.count((name, each)) for name in systems} == counts
         assert len(made) == sum(counts.values())
+
+
+def test_processes_have_to_fit_the_memory_of_the_gpu_that_was_opened(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(system_comparison, "Lanes", lambda systems, problems, **more:
+                        seen.append((systems, problems, more)) or contextlib.nullcontext())
+    monkeypatch.setattr(system_comparison, "_compared_group", lambda *more: iter(()))
+    with standing("sample") as harness:
+        system_comparison.compare_systems(harness, [task_of(tiny(steps=4), "sample/3")], ["numpy"],
+                                          [], "sim")
+    assert seen == [(("rawnn", "numpy"), 1, {"memory": Simulation().memory.total})]
 
 
 # -- the turns -------------------------------------------------------------------------------------

@@ -24,6 +24,9 @@ SHARES = {"jax": 9, "torch": 3, "rawnn": 4}
 """How the cores are divided among systems, so that all end at about the same time: the share of
 the seconds that each took to prepare 30 random networks (commit c4bfd71). JAX gets less than its
 share: it compiles with several threads, which use what the others leave."""
+LANE_BYTES = 3 << 30
+"""Memory of the GPU that a lane may take. Most processes took 0.5 to 2.4 GiB, programs included;
+64 of them filled the 80 GB of an H100, so that peers' programs failed (commit 66246ff)."""
 GRACE_S = 30.0
 """A program that was begun in time may be finished: seconds beyond a problem's timeout."""
 
@@ -105,11 +108,14 @@ class Lane:
 class Lanes:
     """All lanes of some systems. Use as a context manager."""
 
-    def __init__(self, systems: Sequence[str], problems: int, cores: int | None = None) -> None:
-        """For so many problems at most; `cores` are the machine's unless given."""
+    def __init__(self, systems: Sequence[str], problems: int, cores: int | None = None,
+                 memory: int | None = None) -> None:
+        """For so many problems at most; `cores` are the machine's unless given, `memory` is the
+        GPU's in bytes, which all lanes have to fit."""
         cores = cores or core_count()
+        count = cores if memory is None else min(cores, memory // LANE_BYTES)
         total = sum(SHARES.get(s, 1) for s in systems)
-        counts = {s: min(problems, max(1, round(cores * SHARES.get(s, 1) / total)))
+        counts = {s: min(problems, max(1, round(count * SHARES.get(s, 1) / total)))
                   for s in systems}
         each = max(1, cores // max(1, sum(counts.values())))
         self._lanes: dict[str, list[Lane]] = {s: [] for s in systems}

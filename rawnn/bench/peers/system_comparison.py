@@ -9,7 +9,7 @@ while all others wait.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 from math import inf, isfinite, nan
@@ -58,7 +58,7 @@ class Rules:
     asked for, turns of each program, seconds for making a problem's programs ready, problems at a
     time, and which problems are too large for their programs to lie on the
     device side by side: those are made ready alone, and each program is made again for its time.
-    With `records_losses` losses are what is measured, those of float64 included."""
+    `memory` is the GPU's, in bytes. With `records_losses` losses are what is measured, those of float64 included."""
 
     systems: tuple[str, ...]
     device: str
@@ -67,6 +67,7 @@ class Rules:
     timeout_s: float = 300.0
     at_once: int = 48
     is_large: Callable[[Problem], bool] = lambda problem: False
+    memory: int | None = None
     records_losses: bool = False
 
     def group(self, problems: Sequence[Problem]) -> list[Problem]:
@@ -153,12 +154,13 @@ def device_of(device: str) -> str:
 
 
 def open_compared(harness: Harness, rules: Rules, absent: Mapping[str, str],
-                  timer: Mapping[str, str]) -> None:
-    """Find out where it is measured, and say who is left out. Raises ConfigError without a GPU,
-    unless the host was asked for."""
+                  timer: Mapping[str, str]) -> int | None:
+    """Find out where it is measured, and say who is left out. Returns the bytes of the GPU's
+    memory, None on the host. Raises ConfigError without a GPU, unless the host was asked for."""
     with open_device(rules.device, harness.notify) as opened:  # systems have their own processes
         harness.watch = Watch.of(opened)
         harness.stand(place_of(opened, timer))
+        memory = opened.device.info.memory if opened.device else None
     if opened.device is None and rules.device not in ("host", "sim"):
         raise ConfigError(f"there is no GPU to compare on: {opened.machine.no_gpu}; --device host "
                           f"compares small networks on the host")
@@ -167,6 +169,7 @@ def open_compared(harness: Harness, rules: Rules, absent: Mapping[str, str],
     harness.store(Record(case=harness.suite, variant=system, precision="", metric="step_us",
                         samples=[], environment=harness.environment.key, status="unavailable",
                         reason=reason) for system, reason in absent.items())
+    return memory
 
 
 def compare_systems(harness: Harness, tasks: Sequence[Task], peers: Sequence[str],
@@ -179,8 +182,8 @@ def compare_systems(harness: Harness, tasks: Sequence[Task], peers: Sequence[str
     do."""
     systems, absent = chosen(peers, usual)
     rules = Rules(systems, device_of(device), forms, **more)
-    open_compared(harness, rules, absent, timer)
-    compare(harness, tasks, rules, part)
+    memory = open_compared(harness, rules, absent, timer)
+    compare(harness, tasks, replace(rules, memory=memory), part)
 
 
 def part_of(part: tuple[int, int], tasks: Sequence[Task]) -> list[Task]:
@@ -229,7 +232,7 @@ def _compared(problems: Sequence[Problem], rules: Rules, harness: Harness,
     left = list(problems)
     if not left:
         return
-    with Lanes(rules.systems, min(len(left), rules.at_once)) as lanes:
+    with Lanes(rules.systems, min(len(left), rules.at_once), memory=rules.memory) as lanes:
         while left:
             done = set[str]()
             group = rules.group(left)
