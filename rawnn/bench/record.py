@@ -1,7 +1,8 @@
 """What every measurement is stored as: records in long format, one metric of one variant each.
 
 A results file is JSON: `format` (2), lists of `environments` and of `conditions`, `records` that
-name places in those, and under `ended` the suites that were ended early, with the reason.
+name places in those, under `ended` the suites that were ended early, with the reason, and under
+`parts` those of which the file has a part (`--part`).
 docs/measuring.md explains every field and metric."""
 
 from __future__ import annotations
@@ -143,12 +144,14 @@ class Entry:
 
 
 class Results(msgspec.Struct, kw_only=True):
-    """A results file. `ended` are suites that were ended early, with the reason."""
+    """A results file. `ended` are suites that were ended early, with the reason, `parts` those that
+    the file was asked for the Kth of N parts of."""
 
     format: Literal[2] = 2
     environments: dict[str, Environment] = {}
     records: list[Record] = []
     ended: dict[str, str] = {}
+    parts: dict[str, tuple[int, int]] = {}
 
     def where(self, suite: str = "", **wanted: Any) -> list[Record]:
         """The records of a suite whose fields, or conditions, have these values, in order."""
@@ -225,6 +228,7 @@ class Results(msgspec.Struct, kw_only=True):
             if reached := [r for r in waiting if asked.is_reached_by(r)]:
                 self.replace(asked.program, reached)
         self.environments |= other.environments
+        self.parts = {}
         self.update(waiting)
         self.ended = {suite: why for suite, why in {**other.ended, **self.ended}.items()
                       if any(r.status == "not measured" for r in self.where(suite))}
@@ -249,7 +253,7 @@ class Results(msgspec.Struct, kw_only=True):
                 encoded.pop("unit", None)
             lines.append(msgspec.json.encode(encoded))
         head = msgspec.json.encode({
-            "format": FORMAT, "ended": self.ended,
+            "format": FORMAT, "ended": self.ended, **({"parts": self.parts} if self.parts else {}),
             "environments": [self.environments[key] for key in environments]})
         write_atomically(path, b"".join([
             head[:-1], b',"conditions":[\n', b",\n".join(conditions), b'\n],"records":[\n',
@@ -263,6 +267,7 @@ class _File(msgspec.Struct):
     conditions: list[dict[str, Value]]
     records: list[dict[str, Any]]
     ended: dict[str, str] = {}
+    parts: dict[str, tuple[int, int]] = {}
 
     def results(self) -> Results:
         """Raises IndexError or KeyError for a place that there is not."""
@@ -274,7 +279,7 @@ class _File(msgspec.Struct):
                                       "conditions": {}, "environment": place}, Record)
             records.append(msgspec.structs.replace(record, conditions=conditions))
         return Results(environments=dict(zip(keys, self.environments, strict=True)),
-                       records=records, ended=self.ended)
+                       records=records, ended=self.ended, parts=self.parts)
 
 
 def read_results(path: str | os.PathLike[str]) -> Results:

@@ -75,7 +75,7 @@ def asked(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **options:
     file.write_text(FILE)
     gpu = SimpleNamespace(backend=SimpleNamespace(name="cuda"))
     opened = Opened(gpu, Machine("none"), 0.0)  # type: ignore[arg-type]
-    harness = SimpleNamespace(open=lambda device, timer: opened, results=Results(),
+    harness = SimpleNamespace(suite=case, open=lambda device, timer: opened, results=Results(),
                               notify=lambda message: None)
     module.CASE.measure(harness, read_suites(str(file)), device="auto", **options)
     return found[0]

@@ -13,7 +13,14 @@ import pytest
 from rawnn.bench.cases.sample import part_of, random_networks, samples_of, thorough
 from rawnn.bench.peers.lanes import Lane, Lanes, Prepared, most
 from rawnn.bench.peers.process import SystemProcess
-from rawnn.bench.peers.system_comparison import Rules, Task, compare, failures, task_of
+from rawnn.bench.peers.system_comparison import (
+    Rules,
+    Task,
+    asked_part,
+    compare,
+    failures,
+    task_of,
+)
 from rawnn.bench.peers.training_problem import Problem, sampled, smaller
 from rawnn.bench.peers.worker import Prepare
 from rawnn.bench.record import Results, read_results
@@ -117,9 +124,27 @@ def test_parts_are_measured_apart_and_merged() -> None:
     assert {e.case for e in second.entries() if e.status == "measured"} == {"sample/1"}
     assert len({e.case for e in second.entries()}) == 3
     second.environments = {k: place(device="host", gpu=None) for k in second.environments}
+    first.parts = {"sample": (1, 2)}
     first.merge(second)
+    assert first.parts == {}
     assert first.is_whole("sample")
     assert {e.status for e in first.entries()} == {"measured"}
+
+
+def test_a_resumed_file_goes_on_with_its_part(tmp_path: Path) -> None:
+    """Unless another is asked for. A file of all has none."""
+    for asked, kept, parts in (((2, 3), (2, 3), {"sample": (2, 3)}),
+                               (None, (2, 3), {"sample": (2, 3)}),
+                               ((1, 3), (1, 3), {"sample": (1, 3)})):
+        with standing("sample") as harness:
+            if (tmp_path / "part.json").exists():
+                harness.results = read_results(tmp_path / "part.json")
+            assert asked_part(harness, asked) == kept
+            harness.results.write(tmp_path / "part.json")
+            assert read_results(tmp_path / "part.json").parts == parts
+    with standing("sample") as harness:
+        assert asked_part(harness, None) == (1, 1)
+        assert harness.results.parts == {}
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3])

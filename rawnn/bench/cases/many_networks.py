@@ -24,6 +24,7 @@ from rawnn.bench.peers.ensemble import (
 from rawnn.bench.peers.rawnn_system import SETS
 from rawnn.bench.peers.system_comparison import (
     Task,
+    asked_part,
     compare_systems,
     device_of,
     failures,
@@ -104,7 +105,7 @@ def measure(harness: Harness, suites: Suites, *, names: tuple[str, ...], members
         ensembles = [reduced(p) for p in ensembles]
     compare_systems(harness, [task_for(p) for p in ensembles], peers, suite.systems, device,
                     forms_of(ensembles, precisions or PRECISIONS, device),
-                    partial(part_of, part or (1, 1)), TIMER, rounds=ROUNDS, at_once=8,
+                    partial(part_of, asked_part(harness, part)), TIMER, rounds=ROUNDS, at_once=8,
                     is_large=is_large)
 
 

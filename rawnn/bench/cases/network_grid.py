@@ -16,6 +16,7 @@ from rawnn.bench.case import BUDGET, DEVICE, Case, part_option, peer_option
 from rawnn.bench.harness import Harness
 from rawnn.bench.peers.ensemble import is_large
 from rawnn.bench.peers.system_comparison import (
+    asked_part,
     compare_systems,
     device_of,
     failures,
@@ -70,7 +71,7 @@ def measure(harness: Harness, suites: Suites, *, count: int | None, seed: int | 
         tasks = [task_of(p, f"grid/{p.name}", width=cell[0], depth=cell[1], cell_batch=cell[2])
                  for p, cell in zip(problems, cells, strict=True)]
     compare_systems(harness, tasks, peers, suite.systems, device, forms,
-                    partial(part_of, part or (1, 1)), at_once=AT_ONCE, is_large=is_large)
+                    partial(part_of, asked_part(harness, part)), at_once=AT_ONCE, is_large=is_large)
 
 
 def order_of(suite: GridSuite, seed: int) -> list[Cell]:

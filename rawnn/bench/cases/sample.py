@@ -13,6 +13,7 @@ from rawnn.bench.case import BUDGET, DEVICE, Case, part_option, peer_option
 from rawnn.bench.harness import Harness
 from rawnn.bench.peers.system_comparison import (
     Task,
+    asked_part,
     compare_systems,
     device_of,
     failures,
@@ -61,7 +62,7 @@ def measure(harness: Harness, suites: Suites, *, count: int | None, seeds: tuple
                  for p in random_networks(seeds or (suite.seed,), count or suite.n, device)]
     compare_systems(harness, tasks, peers, suite.systems, device,
                     forms_of([task.problem for task in tasks]),
-                    partial(part_of, part or (1, 1)))
+                    partial(part_of, asked_part(harness, part)))
 
 
 def random_networks(seeds: Sequence[int], count: int, device: str) -> list[Problem]:

@@ -58,7 +58,8 @@ class Rules:
     asked for, turns of each program, seconds for making a problem's programs ready, problems at a
     time, and which problems are too large for their programs to lie on the
     device side by side: those are made ready alone, and each program is made again for its time.
-    `memory` is the GPU's, in bytes. With `records_losses` losses are what is measured, those of float64 included."""
+    `memory` is the GPU's, in bytes. With `records_losses` losses are what is measured, those of
+    float64 included."""
 
     systems: tuple[str, ...]
     device: str
@@ -184,6 +185,15 @@ def compare_systems(harness: Harness, tasks: Sequence[Task], peers: Sequence[str
     rules = Rules(systems, device_of(device), forms, **more)
     memory = open_compared(harness, rules, absent, timer)
     compare(harness, tasks, replace(rules, memory=memory), part)
+
+
+def asked_part(harness: Harness, part: tuple[int, int] | None) -> tuple[int, int]:
+    """The part of the tasks that is asked for, else that of the file which is resumed; the file
+    keeps it."""
+    part = part or harness.results.parts.get(harness.suite, (1, 1))
+    if part != (1, 1):
+        harness.results.parts[harness.suite] = part
+    return part
 
 
 def part_of(part: tuple[int, int], tasks: Sequence[Task]) -> list[Task]:
