@@ -180,20 +180,22 @@ def test_values_of_numpy_are_checked_as_all_are(values: dict[str, Any], message:
         Config(**values)
 
 
-LARGEST, LEAST_FLOAT32 = 2**31 - 1, 2.0**-126
+LARGEST, LEAST_FLOAT32, MOST_FLOAT32 = 2**31 - 1, 2.0**-126, float(np.finfo(np.float32).max)
+BEYOND_FLOAT32 = MOST_FLOAT32 * (1 + 2**-52)
 SAVED = {"save": "/nowhere"}
 ENDS: list[tuple[str, Any, Any, Any, Any, dict[str, Any]]] = [
     ("epochs", 0, 1, LARGEST, LARGEST + 1, {}), ("batch", 0, 1, LARGEST, LARGEST + 1, {}),
     ("save_every", 0, 1, LARGEST, LARGEST + 1, SAVED), ("keep", 0, 1, LARGEST, LARGEST + 1, SAVED),
     ("patience", 0, 1, LARGEST, LARGEST + 1, {}), ("seed", -1, 0, 2**63 - 1, 2**63, {}),
-    ("lr", -5e-324, 0.0, 1e300, math.inf, {}),
+    ("lr", -5e-324, 0.0, MOST_FLOAT32, BEYOND_FLOAT32, {}),
     ("validation", 0.0, 5e-324, 1 - 2**-53, 1.0, {}),
     ("min_delta", -5e-324, 0.0, 1e300, math.inf, {"patience": 1}),
-    ("weight_decay", -5e-324, 0.0, 1e300, math.inf, {}),
+    ("weight_decay", -5e-324, 0.0, MOST_FLOAT32, BEYOND_FLOAT32, {}),
     ("momentum", -5e-324, 0.0, 1 - 2**-53, 1.0, {}),
     ("beta1", -5e-324, 0.0, 1 - 2**-53, 1.0, {"optimizer": "adam"}),
     ("beta2", -5e-324, 0.0, 1 - 2**-53, 1.0, {"optimizer": "adam"}),
-    ("eps", LEAST_FLOAT32 * (1 - 2**-52), LEAST_FLOAT32, 1e300, math.inf, {"optimizer": "adam"})]
+    ("eps", LEAST_FLOAT32 * (1 - 2**-52), LEAST_FLOAT32, MOST_FLOAT32, BEYOND_FLOAT32,
+     {"optimizer": "adam"})]
 """Of each number: what is just too small, the least, the most, and what is just too large."""
 
 
@@ -203,7 +205,7 @@ def test_the_ends_of_every_range(name: str, below: Any, least: Any, most: Any, a
                                  more: dict[str, Any]) -> None:
     for value in (least, most):
         assert getattr(Config(**{name: value}, **more), name) == value
-    for value in (below, above, math.nan):
+    for value in (below, above, math.nan, math.inf):
         with pytest.raises(ConfigError, match=f"^{option_of(name)} = "):
             Config(**{name: value}, **more)
 

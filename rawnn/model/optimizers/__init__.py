@@ -117,7 +117,9 @@ _RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
 }
 LEAST_FLOAT32 = 2.0**-149
 """The least positive number that float32 holds."""
-_IN_FLOAT32 = ("lr", "momentum", "decay")
+MOST_FLOAT32 = (2 - 2.0**-23) * 2.0**127
+"""The largest."""
+_IN_FLOAT32 = ("lr", "momentum", "decay", "eps")
 """Settings that kernels take as float32; betas are double."""
 _ANY: tuple[Callable[[float], bool], str] = (lambda v: True, "a number")
 
@@ -154,6 +156,9 @@ class Optimizer:
             if key in _IN_FLOAT32 and 0 < abs(value) < LEAST_FLOAT32:
                 raise ConfigError(f"{option(key)} = {value:g}: training in float32 rounds it to 0: "
                                   f"give 0, or at least {LEAST_FLOAT32:.1g}")
+            if key in _IN_FLOAT32 and abs(value) > MOST_FLOAT32:
+                raise ConfigError(f"{option(key)} = {value:g}: training in float32 makes it "
+                                  f"infinite: give at most {MOST_FLOAT32:.2g}")
         settings = self.settings
         if settings.get("nesterov") and not settings.get("momentum"):
             raise ConfigError("nesterov needs a momentum above 0")
