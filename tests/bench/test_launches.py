@@ -263,7 +263,8 @@ def torch_kernels(ctype: str) -> Any:
     return made
 
 
-def modules(kernel: Kernel, own_kernels: str) -> dict[str, Any]:
+def modules(kernel: Kernel, own_kernels: str, asked: list[Any]) -> dict[str, Any]:
+    """Stand-ins; `asked` gets the devices, architectures and arrays that they are asked for."""
     driver: Any = kernel.device.driver
 
     def launched(*arguments: Any) -> Any:
@@ -285,36 +286,41 @@ def modules(kernel: Kernel, own_kernels: str) -> dict[str, Any]:
         return launched(*values)
 
     compiled = SimpleNamespace(get_kernel=lambda name: name)
-    use = SimpleNamespace(use=lambda: None, set_current=lambda: None, create_stream=lambda: None)
 
     class Current:
         def __init__(self, ordinal: int) -> None:
-            self.use = use.use
+            self.use = self.set_current = lambda: asked.append(ordinal)
+            self.create_stream = lambda: None
 
-        def __enter__(self) -> None: ...
+        def __enter__(self) -> None:
+            self.use()
 
         def __exit__(self, *error: object) -> None: ...
 
-    torch_cuda = SimpleNamespace(set_device=lambda n: None, synchronize=lambda: None)
+    def filled(n: int, device: str, value: float) -> Any:
+        assert device == "cuda"
+        return np.full(n, value, np.float32).view(Tensor)
+
+    torch_cuda = SimpleNamespace(set_device=asked.append, synchronize=lambda: None)
     if own_kernels:
         torch_cuda._compile_kernel = torch_kernels(own_kernels)
     jit = SimpleNamespace(
-        jit=lambda f: Launchable(), select_device=lambda n: None,
+        jit=lambda f: Launchable(), select_device=asked.append,
         to_device=lambda a: a.view(Tensor))
     return {
         "cuda.bindings.driver": SimpleNamespace(cuLaunchKernel=driver_launch),
         "cuda.core": SimpleNamespace(
-            launch=core_launch, Device=lambda n: use, ProgramOptions=lambda arch: arch,
-            Program=lambda text, code_type, options: SimpleNamespace(
-                compile=lambda target: compiled),
+            launch=core_launch, Device=Current, ProgramOptions=lambda arch: asked.append(arch),
+            Program=lambda text, code_type, options: {(SOURCE, "c++"): SimpleNamespace(
+                compile={"cubin": compiled}.__getitem__)}[text, code_type],
             LaunchConfig=lambda grid, block: SimpleNamespace(grid=grid, block=block)),
         "cupy": SimpleNamespace(cuda=SimpleNamespace(Device=Current), RawKernel=Launchable,
                                 zeros=np.zeros, ones=np.ones, float32=np.float32,
                                 asnumpy=np.asarray, __version__="13"),
         "torch": SimpleNamespace(
             cuda=torch_cuda, __version__=TorchVersion("2.8"),
-            zeros=lambda n, device: np.zeros(n, np.float32).view(Tensor),
-            ones=lambda n, device: np.ones(n, np.float32).view(Tensor)),
+            zeros=lambda n, device: filled(n, device, 0),
+            ones=lambda n, device: filled(n, device, 1)),
         "triton": SimpleNamespace(jit=lambda f: Launchable(), __version__="3"),
         "triton.language": SimpleNamespace(),
         "numba": SimpleNamespace(config=SimpleNamespace(), __version__="0.60"),
@@ -322,14 +328,24 @@ def modules(kernel: Kernel, own_kernels: str) -> dict[str, Any]:
     }
 
 
+ASKED = {"cuda.core": [3, "sm_90"], "CuPy": [3, 3], "PyTorch": [3], "Triton": [3], "Numba": [3]}
+VERSIONS = {"cuda.bindings, packed": "of cuda-bindings", "cuda.core": "of cuda-core", "CuPy": "13",
+            "PyTorch": "2.8", "Triton": "3", "Numba": "0.60"}
+
+
 @pytest.mark.parametrize("own_kernels", ["double", "float", ""])
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_the_statement_launches_the_kernel(kernel: Kernel, monkeypatch: pytest.MonkeyPatch,
                                            name: str, own_kernels: str) -> None:
-    known = modules(kernel, own_kernels)
+    asked: list[Any] = []
+    known = modules(kernel, own_kernels, asked)
     monkeypatch.setattr(launch_systems, "importlib",
                         SimpleNamespace(import_module=known.__getitem__))
+    monkeypatch.setattr(launch_systems, "version", lambda distribution: f"of {distribution}")
+    monkeypatch.setattr(kernel.device, "info", replace(kernel.device.info, ordinal=3,
+                                                       compute_capability=(9, 0)))
     launch = SYSTEMS[name].make(kernel)
+    assert (asked, launch.version) == (ASKED.get(name, []), VERSIONS.get(name, ""))
     for _ in range(3):
         exec(launch.statement, dict(launch.names))
     assert (np.asarray(launch.result()) == 6).all()
