@@ -53,6 +53,17 @@ def test_parameters(precision: str, optimizer: str, allowed: float) -> None:
     assert _compared(spec, same, host, exact)[0] == pytest.approx(0.0, abs=1e-3)
 
 
+def test_each_parameter_is_compared() -> None:
+    spec = plain("")
+    exact, host = left(spec), left(spec, off=0.01)
+    for name in exact.parameters:
+        found = left(spec)
+        found.parameters[name] += 0.2
+        used, reason = _compared(spec, found, host, exact)
+        assert used == pytest.approx(0.2 / (8 * 0.01 + FLOAT32), rel=1e-3)
+        assert reason == f"the change of {name} is off by 0.2, the host by 0.01"
+
+
 @pytest.mark.parametrize(("more", "used", "words"), [
     ({"losses": np.array([2.0, 1.0 + 0.05])}, 0.05 / (8 * 0.02 + FLOAT32 * 2.0), "the loss is"),
     ({"losses": np.array([2.5, 1.0])}, 0.5 / (8 * 0.02 + FLOAT32 * 2.0), "the loss is off by 0.25"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rawnn.bench import conditions
 from rawnn.bench.conditions import Conditions, Watch, nvml_name
 from rawnn.bench.harness import Harness
 from rawnn.bench.peers import worker
@@ -106,6 +108,36 @@ def test_conditions_are_sampled_while_something_runs() -> None:
     assert found.energy_j == 5.0
     assert found.slowdowns == ["hardware slowdown", "power limit"]
     assert found.throttled == ["hardware slowdown"]
+
+
+def test_the_library_is_nvidias_unless_another_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Library()
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert Watch(2).observes
+    assert library.asked == 2
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert not Watch(2).observes
+
+
+def test_readings_are_the_least_the_middle_and_the_most_and_seconds_those_of_the_block(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a GPU whose power rises by 10 W with each look; a slowdown of one look is kept."""
+    watts, reasons, now = iter(range(100, 1000, 10)), iter([4, 64]), iter([5.0, 9.5])
+    library = Library()
+    library.nvmlClocksThrottleReasonHwThermalSlowdown = 64
+    library.nvmlDeviceGetPowerUsage = lambda handle: next(watts) * 1000
+    library.nvmlDeviceGetCurrentClocksThrottleReasons = lambda handle: next(reasons, 0)
+    monkeypatch.setattr(conditions, "monotonic", lambda: next(now))
+    looks = iter([False, False, False, True])
+    monkeypatch.setattr(conditions.threading, "Event", lambda: SimpleNamespace(
+        wait=lambda seconds: next(looks), set=lambda: None))
+    monkeypatch.setattr(conditions.threading, "Thread", lambda target, daemon: SimpleNamespace(
+        start=target, join=lambda: None))
+    found = seen_by(Watch(0, library))
+    assert found.readings["power_w"] == [100.0, 115.0, 130.0]
+    assert (found.slowdowns, found.throttled) == (["power limit", "too hot"], ["too hot"])
+    assert found.seconds == 4.5
 
 
 def test_what_a_gpu_does_not_report_is_left_out() -> None:

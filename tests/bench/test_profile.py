@@ -21,12 +21,14 @@ from rawnn.bench.profiling import (
     OUTSIDE,
     OpTime,
     ProfileResult,
+    Span,
     Way,
     named,
     profile,
     trace_events,
     write_trace,
 )
+from rawnn.bench.profiling import _kernel_name as kernel_name
 from rawnn.bench.statistics import spread
 from rawnn.cli import run as command
 from rawnn.cli.profile import HEADINGS, differences, rows
@@ -35,7 +37,7 @@ from rawnn.engine.config import Config
 from rawnn.engine.machine import open_device
 from rawnn.model.layers import Network
 from tests.bench.test_lower_bounds import made
-from tests.engine import dataset_for
+from tests.engine import dataset_for, make_work
 
 SMALL = ["--device", "sim", "--dataset", "synthetic", "--layers", "784-16-10", "--batch", "2000",
          "--steps", "3"]
@@ -83,11 +85,21 @@ def test_the_roofline_is_this_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     made("simulated GPU").results.write(tmp_path / "f.json")
     plain = taken_apart("preload,arena,nosync")
     assert all(op.least_us is None for op in plain.ops)  # another driver's
-    monkeypatch.setattr("rawnn.bench.profiling.stored_limits", lambda gpu, driver: made(gpu))
+    monkeypatch.setattr("rawnn.bench.profiling.stored_limits", lambda gpu, driver: {
+        ("simulated GPU", "unknown"): made(gpu)}[gpu, driver])
     known = taken_apart("preload,arena,nosync")
     for op in known.ops:
         assert op.least_us
         assert op.fraction == pytest.approx(op.least_us / op.us.median)
+
+
+@pytest.mark.parametrize(("opt", "kernels"), [
+    ("none", {"upload": "", "matmul": "matmul_tn", "bias_add": "bias_add", "sgd": "sgd"}),
+    ("arena,cublas,fuse", {"upload": "", "matmul": "", "bias_sgd": "bias_sgd"})])
+def test_what_a_library_runs_and_a_copy_have_no_kernel_of_ours(opt: str, kernels: dict[str, str]
+                                                               ) -> None:
+    found = {op.kind: kernel_name(op) for op in make_work(opt, LAYERS, DATA).train.ops}
+    assert kernels.items() <= found.items()
 
 
 def test_a_trace_has_every_op_at_its_time(tmp_path: Path) -> None:
@@ -226,28 +238,63 @@ def test_activities_are_ops_by_their_kernels_in_order() -> None:
                  ["gather", "", "sgd"]) == [0, 1, 1, 2, None]
 
 
-def test_an_epoch_as_cupti_saw_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a graph of all steps: each kernel under its op's name, at its step, with its gap."""
+@pytest.mark.parametrize("opt", ["graphs=epoch", "graphs=3", "graphs=step", "nosync"])
+def test_an_epoch_as_cupti_saw_it(monkeypatch: pytest.MonkeyPatch, opt: str) -> None:
+    """Of a graph of all steps, of some or of one, or of no graph: each kernel under its op's name,
+    at its step, with its gap. The copies of batches without `preload` have no kernel."""
     steps = EXAMPLES // BATCH
-    records = [SimpleNamespace(name="tick", start=0, end=500)]
+    records = [SimpleNamespace(name="tick", start=10, end=510)]
     for n in range(steps):
         records += [SimpleNamespace(name="_Z14linear_forwardI", start=1000 + 4000 * n,
                                     end=2000 + 4000 * n),
                     SimpleNamespace(name="_Z13linear_updateI", start=2500 + 4000 * n,
                                     end=4500 + 4000 * n)]
     stand_in(monkeypatch, lambda: records)
-    result = taken_apart("preload,fuse,graphs=epoch", (12, 4), "cupti")
+    result = taken_apart(f"preload,fuse,{opt}", (12, 4), "cupti")
     times = {op.name: op for op in result.ops}
-    assert (result.way, result.steps) == ("cupti", steps)
-    assert times["tick"].kind == OUTSIDE
+    assert (result.way, result.steps, result.empty_us) == ("cupti", steps, 0.0)
+    assert [(s.name, s.kind == OUTSIDE, s.step, round(s.start_us, 6), s.us)
+            for s in result.spans] == [
+        ("tick", True, 0, 0.0, 0.5), *(span for n in range(steps) for span in (
+            ("linear_forward", False, n, round(0.99 + 4 * n, 6), 1.0),
+            ("linear_update", False, n, round(2.49 + 4 * n, 6), 2.0)))]
     forward, update = times["linear_forward"], times["linear_update"]
     assert (forward.us.n, forward.us.median) == (steps, 1.0)
     assert update.us.median == 2.0
+    assert forward.gap_us
     assert update.gap_us
-    assert update.gap_us.median == 0.5
+    assert (update.gap_us.median, forward.gap_us.median, forward.gap_us.n) == (0.5, 0.5, steps)
+    assert times["tick"].gap_us is None
     assert result.ops_us == pytest.approx(3.5)
-    assert [s.step for s in result.spans[1:5]] == [0, 0, 1, 1]
-    assert trace_events([result])
+
+
+def test_a_trace_of_two_profiles() -> None:
+    """Each a process: ops on a track of their own, and each step from its first op to the end of
+    its last, whatever order they come in."""
+    spread_of = spread([1.0])
+    ops = [OpTime(name="a", kind="k/i", us=spread_of, nbytes=8, operations=16)]
+    spans = [Span(name="b", kind=OUTSIDE, step=0, start_us=3.0, us=1.0),
+             Span(name="a", kind="k/i", step=0, start_us=1.0, us=2.5),
+             Span(name="a", kind="k/i", step=1, start_us=6.0, us=0.5)]
+    one = msgspec.structs.replace(taken_apart("preload,arena,nosync"), ops=ops, spans=spans)
+    events = trace_events([one, msgspec.structs.replace(one, spans=[])])
+
+    def event(name: str, kind: str, at: float, us: float, track: int, **more: int) -> Any:
+        return {"name": name, "cat": kind, "ph": "X", "ts": at, "dur": us, "pid": 1, "tid": track,
+                "args": more}
+
+    def names(pid: int) -> list[Any]:
+        gpu = {"name": "simulated GPU: preload,arena,nosync"}
+        return [{"name": name, "ph": "M", "pid": pid, "tid": tid, "args": args}
+                for name, tid, args in (("process_name", 0, gpu),
+                                        ("thread_name", 1, {"name": "ops"}),
+                                        ("thread_name", 2, {"name": "steps"}))]
+
+    assert events == [
+        *names(1), event("b", OUTSIDE, 3.0, 1.0, 1, step=0, bytes=0, operations=0),
+        event("a", "k/i", 1.0, 2.5, 1, step=0, bytes=8, operations=16),
+        event("a", "k/i", 6.0, 0.5, 1, step=1, bytes=8, operations=16),
+        event("step 0", "step", 1.0, 3.0, 2), event("step 1", "step", 6.0, 0.5, 2), *names(2)]
 
 
 def test_ranges_are_nothing_without_nvtx_and_named_with_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,22 +46,34 @@ def measured(**more: Any) -> Results:
 
 
 def test_what_fails_is_a_row_and_the_rest_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+
     def once(system: str, options: dict[str, Any], ranks: int, say: Any) -> Answer | str:
+        assert not {"lr": 0.1, "layers": (784, 10)}.items() - options.items()
+        asked.append((system, ranks, *(options[name] for name in (
+            "batch", "epochs", "device", "dataset", "seed"))))
         return "failed with status 1" if system == "torch" else Answer(
             [10.0 * ranks, 12.0 * ranks], [0.5], "nccl", [{"who": "x", "device": "y"}] * ranks,
-            {"nccl": "2.27.3"})
+            {"nccl": "2.27.3"}, {"name": "a GPU"}, "captured")
 
     monkeypatch.setattr("rawnn.bench.cases.scaling.once", once)
     monkeypatch.setattr("rawnn.bench.cases.scaling.missing", lambda name: "")
     found = measured(peers=("torch",))
+    points = [("strong", 1, 256), ("strong", 2, 256), ("weak", 1, 128), ("weak", 2, 256)]
+    assert asked == [(system, n, batch, 4, "host", "mnist", seed) for seed in (0, 1)
+                     for _, n, batch in points for system in ("rawnn", "torch")[:2 - seed]]
     entries = found.entries("scaling")
-    assert [(e.variant, e.reason) for e in entries] == [
-        ("rawnn", ""), ("torch", "failed with status 1")] * 4
+    assert [(e.case, e.variant, e.precision, e.status, e.reason, e.notes) for e in entries] == [
+        ("scaling/linear", "rawnn", "float32", "measured", "", ["toggles: nccl", "captured"]),
+        ("scaling/linear", "torch", "float32", "failed", "failed with status 1", [])] * 4
+    assert [e.conditions for e in entries[::2]] == [
+        {"scaling": kind, "ranks": n, "batch": batch, "epochs": 4, "opt": "the workload's own",
+         "dataset": "mnist"} for kind, n, batch in points]
     assert entries[2].samples("step_us") == [20.0, 24.0] * 2
     assert entries[2].samples("loss") == [0.5]  # of the first repeat
-    assert (entries[2].conditions["scaling"], entries[2].conditions["ranks"]) == ("strong", 2)
-    assert found.place(entries[0]).libraries["nccl"] == "2.27.3"
-    assert len(found.place(entries[0]).ranks) == 2
+    where = found.place(entries[0])
+    assert where.libraries["nccl"] == "2.27.3"
+    assert (len(where.ranks), where.gpu) == (2, {"name": "a GPU"})
     assert failures(found).startswith("4 of 8 measurements failed")
 
 

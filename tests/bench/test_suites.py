@@ -68,7 +68,7 @@ def test_names_of_before_still_mean_the_same(tmp_path: Path) -> None:
     ("[laddr]\nrepeats = 2\n", "unknown key 'laddr'; did you mean 'ladder'"),
     ("[[sweep]]\nname='a'\nlayers=[]\nbatches=[1]\nsets=[]\nstep=1\n", "did you mean 'steps'"),
     ("[ladder]\nrepeats = 0\n", "Expected `int` >= 1"),
-    ("[ladder\n", "is not valid TOML"),
+    ("[ladder\n", "own.toml is not valid TOML: .*line 1"),
     ("[toggles.compare]\nfuze = []",
      r"\[toggles.compare\]: no toggle is called 'fuze'; did you mean 'fuse'"),
     ('[toggles.compare]\nfuse = [{workloads = ["linear"], besides = "x"}]',

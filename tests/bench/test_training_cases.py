@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 
 from rawnn.bench import training
+from rawnn.bench.cases import ablation
 from rawnn.bench.cases.ablation import ablated
 from rawnn.bench.cases.toggles import pairings, toggles_named
 from rawnn.bench.cases.workloads import default_opts, nothing_ran, workload_opts
@@ -22,9 +25,12 @@ from rawnn.engine.data_source import settled
 from rawnn.engine.machine import open_device
 from rawnn.engine.result import Result
 from rawnn.engine.session import Session
+from rawnn.model.layers import Network
 from rawnn.model.workloads import workload
 from rawnn.opts import TOGGLES, select
 from rawnn.opts.presets import PRESETS
+from rawnn.opts.registry import Machine
+from rawnn.plan.recipe import DataSpec
 from tests.bench import built
 from tests.engine import CAPABLE, random_dataset
 
@@ -202,6 +208,48 @@ def test_an_ablated_toggle_is_added_with_its_value_and_removed_by_its_name(full:
         opts = (each.base, full, f"{each.base},{each.toggle}", f"{full},-{name}")
         assert each.variants == [("linear", opt) for opt in opts]
         assert name not in [word.partition("=")[0] for word in each.base.split(",")]
+
+
+def test_an_ablation_asks_for_its_runs_by_the_workload(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Toggles are those of the workload's batch and recipe on all of MNIST, epochs the most that a
+    suite of the workload wants, repeats the most of all."""
+    asked, chosen = [], []
+    monkeypatch.setattr(ablation, "open_timed", lambda harness, device: SimpleNamespace(
+        device=device, machine=CAPABLE))
+    monkeypatch.setattr(ablation, "measure_workloads", lambda *given, **how: asked.append(
+        (*given, how)))
+
+    def selected(opt: str, network: Network, steps: int, machine: Machine, **how: Any) -> Any:
+        chosen.append((opt, network.layers, steps, machine, how))
+        return select(opt, network, steps, machine, **how)
+
+    monkeypatch.setattr(ablation, "select", selected)
+    tables = [ablation.AblationSuite(workload="mlp4", full="preload,arena,fuse", base="preload",
+                                     epochs=4),
+              ablation.AblationSuite(workload="mlp4", full="preload,nosync", base="preload",
+                                     repeats=5),
+              ablation.AblationSuite(workload="linear", full="preload,nosync",
+                                     base="preload,arena", epochs=2)]
+    suites: Any = SimpleNamespace(ablation=tables)
+    for repeats in (None, 7):
+        ablation.measure("harness", suites, repeats=repeats, dataset="mnist", device="sim")
+    (_, pairs, runs, epochs, device, dataset, how), (_, _, more, *_) = asked
+    assert pairs == [
+        *(("mlp4", opt) for opt in ("preload", "preload,arena,fuse", "preload,fuse",
+                                    "preload,arena,fuse,-fuse", "preload,nosync",
+                                    "preload,nosync,-nosync")),  # preload brings arena
+        *(("linear", opt) for opt in ("preload,arena", "preload,nosync", "preload,arena,nosync",
+                                      "preload,nosync,-nosync"))]
+    assert (runs, more, epochs, device, dataset) == (5, 7, {"mlp4": 4, "linear": 2}, "sim", "mnist")
+    assert [how["conditions"](pairs[n]) for n in (1, 3, 5, 7)] == [
+        {"base": "preload", "full": "preload,arena,fuse"}] * 2 + [
+        {"base": "preload", "full": "preload,nosync"},
+        {"base": "preload,arena", "full": "preload,nosync"}]
+    for _, layers, steps, machine, more in chosen:
+        batch = workload("mlp4" if layers[1:-1] else "linear")["batch"]
+        assert (layers[0], steps, machine) == (784, 60_000 // batch, CAPABLE)
+        assert (more["batch"], more["recipe"].batch) == (batch, batch)
+        assert more["data_spec"] == DataSpec(60_000, labels="uint8", scale=1 / 255)
 
 
 @pytest.mark.parametrize("ran", [(), (False,), (True,), (True, False), (False, True), (True, True)])

@@ -12,12 +12,14 @@ from rawnn.bench.harness import Harness
 from rawnn.bench.peers.training_problem import Problem
 from rawnn.bench.profiling import profile
 from rawnn.bench.record import Record
+from rawnn.bench.specification import SMALL, Limits, sample
 from rawnn.bench.training import measure_workloads
 from rawnn.cli.profile import rows
 from rawnn.engine.config import Config
 from rawnn.engine.machine import open_device
 from rawnn.model.layers import Network
-from tests.engine import dataset_for, random_dataset
+from rawnn.opts.registry import Machine
+from tests.engine import CAPABLE, dataset_for, random_dataset
 from tests.records import Lines, record, short
 
 OF_THE_MACHINE = ("total_ms", "loss", "accuracy", "wall", "evaluation", "peak_memory", "seconds")
@@ -34,6 +36,24 @@ def lines_of(records: Iterable[Record]) -> Lines:
             f"{short(each.samples) if is_fixed else f'{len(each.samples)} samples'} {each.status} "
             f"{each.reason} {short(each.conditions)} {short(each.notes)}"
         )
+
+
+@record
+def specifications() -> Lines:
+    """The random runs of `bench check` by their seeds: on a host, simulated, on a GPU."""
+    for words, limits, machine, count in (("host", SMALL, Machine("none"), 12),
+                                          ("simulated", SMALL, CAPABLE, 12),
+                                          ("GPU", Limits(), CAPABLE, 16)):
+        for seed in range(count):
+            found = sample(seed, limits, machine)
+            yield f"{words} {seed}: {found}; {found.tests} tests"
+            if limits is SMALL:
+                data = found.data()
+                arrays = {name: array for name in (
+                    "train_images", "train_labels", "train_targets", "test_images", "test_labels",
+                    "test_targets") if (array := getattr(data, name)) is not None}
+                yield ", ".join(f"{name} {array.dtype} {array.shape} {short(float(array.sum()))}"
+                                for name, array in arrays.items())
 
 
 @record

@@ -96,8 +96,20 @@ def suites() -> dict[str, Results]:
                     ("preload,arena,fuse", 9.0),
                     ("preload,arena,cublas", 33.0),
                     ("preload", 31.0),
+                    ("preload,arena,nosync", 20.0),
+                    ("preload,arena,nosync,fuse", 8.0),
+                    ("preload,arena,nosync,cublas", 25.0),
+                    ("preload,nosync", 20.1),
+                    ("best", 5.0),
+                    ("best,bf16", 4.0),
                 )
-            )
+            ),
+            _trained("toggles/mlp4", "best", 50.0, 0.0),
+            _trained("toggles/mlp4", "best,tf32", 20.0, 0.0),
+            entry("toggles/mlp4", "best,bf16", {"epoch_ms": []}, status="failed", reason="no room"),
+            entry("toggles/linear", "preload,pool", {"epoch_ms": []}, status="not measured"),
+            entry("toggles/linear", "best,sr", {"epoch_ms": []}, status="unavailable",
+                  reason="needs a GPU: none is here", epochs=20, dataset="mnist", seed=0),
         ),
         "ablation": results(
             *(
