@@ -17,6 +17,10 @@ import numpy as np
 Compute = Callable[..., Any]
 
 
+COMPILED: list[Any] = []
+"""Functions that were compiled."""
+
+
 class State(threading.local):
     """What is under way in a rank's thread: the graph that is captured, autocast, and whether
     differences are taken."""
@@ -407,8 +411,15 @@ def small_torch() -> dict[str, Any]:
         lambda loss: (grad(loss, p), loss))(function(p, x, y)))
     torch.backends = SimpleNamespace(cuda=SimpleNamespace(
         matmul=SimpleNamespace(allow_tf32=None)))
-    torch._dynamo = SimpleNamespace(config=SimpleNamespace())
-    torch.compile = lambda function, **how: function
+    limits = SimpleNamespace(recompile_limit=8, accumulated_recompile_limit=256)
+    torch._dynamo = SimpleNamespace(config=limits)
+
+    def compiled(function: Any, dynamic: bool, fullgraph: bool) -> Any:
+        assert (dynamic, fullgraph, *vars(limits).values()) == (False, True, 10_000, 10_000)
+        COMPILED.append(function)
+        return function
+
+    torch.compile = compiled
     torch.from_numpy, torch.Tensor, torch.device, torch.autocast = Tensor, Tensor, Place, autocast
     torch.no_grad, torch.manual_seed, torch.__version__ = nullcontext, lambda seed: None, "2.9"
     torch.zeros = torch.empty = lambda shape, dtype=np.float32, device="cpu": Tensor(

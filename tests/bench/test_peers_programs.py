@@ -45,6 +45,8 @@ def check(offer: Any, problem: Problem) -> None:
     found, right = first_losses(offer.make(), problem), first_losses(exact, problem)
     assert np.ptp(right) > 0.02
     assert found.shape == right.shape
+    assert bool(small_torch.COMPILED) == ("compiled" in offer.form)
+    small_torch.COMPILED.clear()
     off = np.abs(found - right).max()
     assert (1e-5 < off < 0.02) if offer.precision == "bf16" else off < 1e-5, offer
 
