@@ -528,8 +528,16 @@ def html_report() -> Lines:
     """The page of `bench report`, without its style; a chart is one word."""
     picture = patch.object(Chart, "svg", lambda chart, is_inline=False: f"[chart {chart.title}]")
     with tempfile.TemporaryDirectory() as name, picture:
-        for suite in ("ladder", "sample", "many", "workloads", "two machines", "check", "peers"):
-            suites()[suite].write(Path(name, f"{suite}.json"))
+        for suite, found in suites().items():
+            found.write(Path(name, f"{suite}.json"))
+        older = place(date="2025-12-01T00:00:00+00:00", commit="")
+        results(rung("baseline", 30.0, where=older), rung("best", 3.0, where=older),
+                places=[older]).write(Path(name, "older.json"))
+        for file, varied, where in (("map", ["lr", "layers"], place()),
+                                    ("seeds", ["seed"], place(gpu="Third GPU", commit=""))):
+            Path(name, f"{file}.json").write_bytes(msgspec.json.encode({
+                "schema_version": 1, **MANY, "environment": where,
+                "settings": {"monitor": "test_loss", "varied": varied}}))
         cut = on_simulated_gpu(suites()["toggles"])
         cut = msgspec.structs.replace(cut, ended={"toggles": "Ctrl-C"})
         for part in parts_of([("cut", cut), ("check", suites()["check"])]):
@@ -537,6 +545,11 @@ def html_report() -> Lines:
         for part in parts_of(read_all(Path(name))):
             yield f"{part.machine}: cards " + "; ".join(short(vars(c)) for c in part.cards)
             yield from (f"warning: {text}" for text in part.warnings)
+            for grid in filter(None, (part.wins, part.losses, part.environments)):
+                yield from grid.markdown().splitlines()
+            for block in part.blocks:
+                yield f"{block.anchor}: {block.title}; {block.fact}; {block.badge}"
+                yield f"{block.is_older} {len(block.grids)} grids; {'; '.join(block.figures)}"
         out = Path(name, "report.html")
         yield f"blocks: {write_report([name], out, 'A title')}"
         page = out.read_text(encoding="utf-8")
@@ -544,7 +557,7 @@ def html_report() -> Lines:
         yield from (
             line.strip()
             for line in page.splitlines()
-            if line.strip() and "<td" not in line and "{" not in line
+            if line.strip() not in ("", "</tr>") and "<td" not in line and "{" not in line
         )
 
 
