@@ -110,6 +110,31 @@ def test_what_does_not_fit_the_l2_cache_comes_from_memory() -> None:
     assert far.memory_us == pytest.approx(2 * (near.memory_us or 0))
 
 
+@pytest.mark.parametrize(("lacking", "opt", "kind"), [
+    ("node_whole", "graphs=step,pdl", ""), ("l2_read", "graphs=step,pdl", ""),
+    ("read", "graphs=step,pdl", "gather"), ("host_to_device", "none", "upload"),
+    ("launch", "none", "")])
+def test_an_op_of_which_a_constant_is_not_known_has_bytes_and_operations_alone(
+        lacking: str, opt: str, kind: str) -> None:
+    """An early node without a constant of its own takes that of the others, as every launch does;
+    the data set's rows are the first op's alone, and come from the host without `preload`."""
+    plan, policy = planned((784, 64, 10), 128, opt)
+    limits, gone = made(), {lacking, "node_whole_early"}
+    if lacking == "launch":
+        gone.add("node_whole")
+    limits.results.records = [r for r in limits.results.records if r.variant not in gone]
+    costs = op_costs(plan, policy, limits)
+    whole = op_costs(plan, policy, made())
+    for cost, full in zip(costs, whole, strict=True):
+        assert (cost.nbytes, cost.operations) == (full.nbytes, full.operations)
+        if kind in ("", full.op.kind):
+            assert (cost.us, cost.memory_us, cost.launch_us, cost.bound) == (None, None, None, "")
+        else:
+            assert cost.launch_us == (1.25 if policy.graph else 2.0)
+            assert cost.memory_us == full.memory_us
+    assert total(costs) is None
+
+
 @pytest.mark.parametrize("room", [-1, 0])
 def test_what_stays_in_the_l2_cache_is_all_but_the_data_set(room: int) -> None:
     """Of the data set the batch's rows alone pass through."""

@@ -121,6 +121,35 @@ def test_members_are_the_networks_of_their_seeds() -> None:
     assert tiny(members=1).checked == (0,)
 
 
+def test_what_an_ensemble_holds_and_how_its_epochs_lie() -> None:
+    """5-7-9-3: 125 weights and 19 biases a member, batches of 6 in 8 steps."""
+    for whole, copies in ((tiny(), 4), (tiny(optimizer="sgd"), 2)):
+        assert whole.parameters == 5 * 7 + 7 * 9 + 9 * 3 + 7 + 9 + 3
+        assert whole.program_bytes == 4 * 5 * (copies * 144 + 3 * 6 * 24 + 48)
+    assert tiny(bias=False).parameters == 125
+    assert str(whole) == "5 of 5-7-9-3, batch 6, cross_entropy, sgd"
+    order = whole.by_step(whole.order(1))
+    assert (order.shape, order.flags.c_contiguous) == ((8, 5, 6), True)
+    for step in range(8):
+        np.testing.assert_array_equal(order[step], whole.order(1)[:, 6 * step:6 * step + 6])
+    some = whole.order_of(1, (3, 1))
+    np.testing.assert_array_equal(some, whole.order(1)[[3, 1]])
+    straight = tiny(shuffle=False).order(1)
+    np.testing.assert_array_equal(straight, [list(range(48))] * 5)
+    losses = np.arange(100.0)
+    many = tiny(members=100)
+    assert many.compared(losses).tolist() == [*map(float, many.checked)]
+    losses[3] = np.inf
+    assert np.isnan(many.compared(losses)).tolist() == [True] * 8
+    assert many.is_complete(losses[:1])
+
+
+@pytest.mark.parametrize(("batch", "steps"), [(8, 256), (32, 256), (64, 128), (200, 40), (256, 32)])
+def test_an_epoch_has_eight_thousand_examples_but_for_its_bounds(batch: int, steps: int) -> None:
+    made = ensemble("e", (4, 2), batch, 3, "mse", "adam", 9)
+    assert (made.steps, made.lr, made.seed, made.layers) == (steps, 1e-3, 9, (4, 2))
+
+
 def test_an_ensemble_is_handed_to_a_process_whole() -> None:
     command = Prepare(tiny(), "host", ["float32:scan"], 1.0, True)
     assert pickle.loads(pickle.dumps(command)) == command

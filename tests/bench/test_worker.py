@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rawnn.bench.peers import worker
+import rawnn
+from rawnn.bench.peers import numpy_many, numpy_system, rawnn_many, rawnn_system, worker
 from rawnn.bench.peers.ensemble import ensemble
 from rawnn.bench.peers.worker import Offer, Prepare, Worker, first_losses, timed
 from tests.bench.measuring import tiny
@@ -184,6 +186,77 @@ def test_losses_are_of_two_epochs_in_their_orders_and_no_more_than_there_are(clo
     found = first_losses(Members(clock, 1.0), several).reshape(2, -1)
     assert (found - [[100], [200]] == several.checked).all()
     assert (several.checked[0], several.checked[-1], len(several.checked)) == (0, 19, 8)
+
+
+@pytest.mark.parametrize("device", ["host", "sim"])
+def test_the_programs_of_rawnn_and_numpy_by_device_and_form(device: str,
+                                                            monkeypatch: pytest.MonkeyPatch
+                                                            ) -> None:
+    """Ours on a GPU in each precision, or as the forms say; on the host float32 alone."""
+    on_gpu, made = device == "sim", []
+    monkeypatch.setattr(rawnn_system, "Training", lambda *given: made.append(given))
+    monkeypatch.setattr(rawnn_many, "Members", lambda *given: made.append(given))
+    one, several = tiny(), ensemble("e", (6, 4, 3), 64, 20, "mse", "sgd")
+    usual = [("float32", "best"), ("tf32", "best,tf32"), ("bf16", "best,bf16")]
+    forms = [("bf16", "best,sr"), ("float32", "preload")]
+    for problem in (one, several):
+        ours = rawnn_many if problem is several else rawnn_system
+        clock = "events" if on_gpu and problem is one else "wall"
+        for asked, wanted in (([], usual), ([":".join(form) for form in forms], forms)):
+            offers = list(ours.offers(problem, device, asked))  # type: ignore[arg-type]
+            left = [form for form in wanted if on_gpu or form[0] == "float32"]
+            assert [(o.precision, o.form, o.clock) for o in offers] == [
+                (*form, clock) for form in left]
+            made.clear()
+            for offer in offers:
+                offer.make()
+            if problem is one:
+                assert [config for config, _, _ in made] == [
+                    one.config(opt, device) for _, opt in left]
+            else:
+                assert [given[:3] for given in made] == [(several, opt, device) for _, opt in left]
+    [plain], [stacked] = numpy_system.offers(one, "host", []), numpy_many.offers(several, "host", [])
+    assert (plain.precision, plain.form, plain.clock) == ("float32", "arrays", "wall")
+    assert (stacked.precision, stacked.form, stacked.clock) == ("float32", "stacked", "wall")
+    assert type(plain.make()) is numpy_system.Loop
+    assert isinstance(stacked.make(), numpy_many.Stacked)
+    assert numpy_system.versions() == {"numpy": np.__version__}
+    assert rawnn_system.versions() == {"rawnn": rawnn.__version__}
+
+
+def test_the_examples_of_ours_are_the_problems_and_256_to_be_tested_on() -> None:
+    for problem, count in ((tiny(batch=10), 256), (tiny(loss="bce"), 192)):
+        data, (x, y) = rawnn_system.dataset(problem), problem.arrays()
+        np.testing.assert_array_equal(data.train_images, x)
+        answers = data.train_labels if problem.loss == "cross_entropy" else data.train_targets
+        np.testing.assert_array_equal(answers, y)
+        assert len(data.test_images) == count
+        np.testing.assert_array_equal(data.test_images, x[:count])
+    whole = ensemble("e", (6, 4, 3), 64, 20, "mse", "sgd")
+    found, (x, y) = rawnn_many.dataset(whole), whole.arrays()
+    np.testing.assert_array_equal(found.train_targets, y)
+    assert (len(found.train_images), found.test_images.tolist()) == (len(x), x[:1].tolist())
+
+
+def test_memory_is_given_back_where_the_system_has_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    emptied: list[str] = []
+    for there in (True, False):
+        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(
+            is_available=lambda there=there: there, empty_cache=lambda: emptied.append("once"))))
+        worker.free_memory()
+    assert emptied == ["once"]
+    monkeypatch.delitem(sys.modules, "torch")
+    worker.free_memory()
+
+
+def test_a_worker_serves_the_pipe_that_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[Any] = []
+    monkeypatch.setattr(worker, "Connection", lambda number: ("pipe", number))
+    monkeypatch.setattr(Worker, "serve", lambda self, pipe: served.append((self._name, pipe)))
+    worker.main("numpy", "7")
+    assert served == [("numpy", ("pipe", 7))]
+    with pytest.raises(ModuleNotFoundError, match="nosuch_system"):
+        worker.main("nosuch", "7")
 
 
 def test_a_worker_answers_until_nobody_asks(system: SimpleNamespace) -> None:
