@@ -3,16 +3,23 @@ machine changes, and how many there are of the others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import importlib
+import inspect
+from collections.abc import Iterable, Sequence
+from typing import Any
+from unittest.mock import patch
 
+from rawnn.bench.case import all_cases
 from rawnn.bench.cases.ladder import run_ladder
 from rawnn.bench.cases.lower_bounds import SIMULATED, measure_limits
 from rawnn.bench.cases.phases import trace_phases
 from rawnn.bench.harness import Harness
+from rawnn.bench.peers.system_comparison import TIMER, Task
 from rawnn.bench.peers.training_problem import Problem
 from rawnn.bench.profiling import profile
 from rawnn.bench.record import Record
 from rawnn.bench.specification import SMALL, Limits, sample
+from rawnn.bench.suites import read_suites
 from rawnn.bench.training import measure_workloads
 from rawnn.cli.profile import rows
 from rawnn.engine.config import Config
@@ -54,6 +61,82 @@ def specifications() -> Lines:
                     "test_targets") if (array := getattr(data, name)) is not None}
                 yield ", ".join(f"{name} {array.dtype} {array.shape} {short(float(array.sum()))}"
                                 for name, array in arrays.items())
+
+
+NOTHING: dict[str, Any] = {
+    "names": (), "members": (), "count": 3, "seed": None, "seeds": (), "precisions": (),
+    "peers": (), "part": None, "steps": None, "dataset": "mnist", "device": "gpu", "opts": (),
+    "repeats": None, "epochs": None}  # fmt: skip
+ASKED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("sample", {}),
+    ("sample", {"seeds": (7, 12001), "part": (2, 3), "device": "host"}),
+    ("many", {"names": ("A", "sampled"), "members": (32, 1056)}),
+    ("many", {"count": 1, "seed": 5, "members": (16,), "precisions": ("float32",)}),
+    ("many", {"names": ("sampled",), "device": "host", "precisions": ("tf32", "bf16")}),
+    ("grid", {"part": (1, 2)}),
+    ("grid", {"seed": 3, "device": "sim"}),
+    ("peers", {"names": ("linear", "wide1024"), "peers": ("numpy",)}),
+    ("peers", {"steps": 5, "dataset": "synthetic"}),
+    ("sweep", {}),
+    ("sweep", {"names": ("batch",), "device": "host"}),
+    ("curves", {"names": ("linear", "mlp4")}),
+    ("workloads", {}),
+    ("workloads", {"names": ("mlp4",), "opts": ("best", "seed"), "repeats": 2, "epochs": 4}),
+    ("toggles", {}),
+    ("toggles", {"names": ("fuse", "tf32"), "epochs": 2}),
+)
+
+
+@record
+def asked_of_suites() -> Lines:
+    """Which programs the suites that compare systems ask for on which problems, and which runs
+    those that train do."""
+    suites = read_suites()
+    for name, more in ASKED:
+        case, given = all_cases()[name], list[Any]()
+        module = importlib.import_module(case.measure.__module__)
+        compares = hasattr(module, "compare_systems")
+        with (
+            Harness(name) as harness,
+            patch.object(
+                module,
+                "compare_systems" if compares else "measure_workloads",
+                lambda harness, *arguments, **options: given.append((arguments, options)),
+            ),
+        ):
+            known = inspect.signature(case.measure).parameters
+            case.measure(
+                harness, suites, **{k: v for k, v in {**NOTHING, **more}.items() if k in known}
+            )
+        (arguments, options) = given[0]
+        yield f"# {name}, {short(more)}"
+        if compares:
+            yield from _programs(*arguments, **options)
+        else:
+            pairs, *rest = arguments
+            yield f"{short(rest)} {short(options)}"
+            yield from map(short, pairs)
+
+
+def _programs(
+    tasks: Sequence[Task],
+    peers: Sequence[str],
+    usual: Sequence[str],
+    device: str,
+    forms: Any = lambda problem, system: [],
+    part: Any = lambda tasks: tasks,
+    timer: Any = TIMER,
+    **more: Any,
+) -> Lines:
+    large = more.pop("is_large", lambda problem: False)
+    yield f"{device}: {short(peers)} or {short(usual)}, {short(more)}, {len(part(tasks))} of " \
+          f"{len(tasks)}, times of {', '.join(timer)}"
+    for task in part(tasks):
+        yield f"{task.case}, {task.problem.name}: {short(task.conditions)}" + (
+            ", large" if large(task.problem) else "")
+        found = {system: forms(task.problem, system) for system in ("rawnn", "torch", "jax")}
+        if any(found.values()):
+            yield f"    {short(found)}"
 
 
 @record
