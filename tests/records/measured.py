@@ -16,8 +16,10 @@ from rawnn.bench.cases.phases import trace_phases
 from rawnn.bench.harness import Harness
 from rawnn.bench.peers.system_comparison import TIMER, Task
 from rawnn.bench.peers.training_problem import Problem
+from rawnn.bench.peers.worker import Timed
 from rawnn.bench.profiling import profile
 from rawnn.bench.record import Record
+from rawnn.bench.side_by_side import compare_configurations
 from rawnn.bench.specification import SMALL, Limits, sample
 from rawnn.bench.suites import read_suites
 from rawnn.bench.training import measure_workloads
@@ -147,6 +149,16 @@ def measured() -> Lines:
         measure_workloads(harness, pairs, 2, 2, "sim", "mnist", data=data)
     yield from lines_of(harness.results.records)
     small = Config(layers=(29, 7), batch=8, epochs=2, device="sim")
+    timed = patch(
+        "rawnn.bench.side_by_side.timed",
+        lambda program: Timed(milliseconds=[program.block(1), 2.0], steady=False),
+    )
+    with Harness("compare") as harness, timed:
+        opened = harness.open("sim", {})
+        compare_configurations(harness, small, ["best,graphs=4", "none"], random_dataset(), opened)
+    yield from lines_of(harness.results.records)
+    yield from (f"{r.variant}: loss {r.samples[0]:.3g}" for r in harness.results.where(
+        metric="loss"))
     with Harness("ladder") as harness:
         rungs = ["nosync", "fuse+graphs", "cublas", "best"]
         run_ladder(harness, small, 2, rungs, ["preload", "arena"], random_dataset())
