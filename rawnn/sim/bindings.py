@@ -288,7 +288,9 @@ class Binding:
                     if not hasattr(arrays, "cursor"):
                         raise SimulationError(f"{task} asks for the rows of a step, but has no "
                                               f"cursor")
-                    step = int(arrays.cursor[0]) + int(self._attributes.get("offset", 0))
+                    # Of a kernel that makes the next epoch's order `offset` is the epoch.
+                    step = int(arrays.cursor[0]) + (0 if "order_seed" in self._attributes else
+                                                    int(self._attributes.get("offset", 0)))
                     if step < 0:
                         raise SimulationError(f"{task}: step {step} lies before the first")
                 region, array = self._window(operand, step, task, getattr(arrays, "order", None))

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 import rawnn
+from rawnn.bench.peers.rawnn_system import Training, dataset
 from rawnn.cuda.device import Device
+from rawnn.engine.machine import open_device
 from rawnn.engine.runners.host import HostRunner
 from rawnn.sim import Simulation
+from rawnn.sim.bindings import Binding
+from tests.bench.measuring import tiny
 from tests.engine import make_work, random_dataset, run_on, trained
 from tests.sim.races import each_missing_edge_is_a_race
 
@@ -45,3 +51,22 @@ def test_whole_steps_end_with_a_partial_batch_whose_loss_is_in_parts(loss: str) 
                          device="sim") for opt in ("preload,persistent", "best,persistent")]
     assert found[0].test_loss == found[1].test_loss
     assert [r.train_loss for r in found[0].history] == [r.train_loss for r in found[1].history]
+
+
+def test_a_kernel_that_makes_the_next_epochs_order_writes_the_figures_of_this_one(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its `offset` is the number of the epoch, and no step from which its rows begin."""
+    steps: list[int] = []
+    window = Binding._window
+
+    def seen(binding: Binding, operand: Any, step: int, *more: Any) -> Any:
+        steps.append(step)
+        return window(binding, operand, step, *more)
+
+    monkeypatch.setattr(Binding, "_window", seen)
+    problem = tiny(layers=(24, 24, 10), batch=16, steps=4)
+    with open_device("sim", lambda message: None) as opened:
+        training = Training(problem.config("best", "sim"), dataset(problem), opened)
+        with training.session:
+            training.block(3)
+    assert steps == [0] * 2 * 3  # loss and count of three epochs
