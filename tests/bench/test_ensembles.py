@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import pickle
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -282,6 +284,31 @@ def test_a_large_ensemble_is_known_by_what_its_programs_hold() -> None:
     assert is_large(ensemble("", (784, 128, 10), 128, 1056, "cross_entropy", "sgd"))
     small = reduced(ensemble("", (784, 128, 10), 128, 1056, "cross_entropy", "sgd"))
     assert (small.layers, small.batch, small.members) == ((12, 12, 10), 8, 5)
+
+
+def test_a_call_is_timed_with_an_empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+                                             ) -> None:
+    """Of all members, with an order of its own each, over twenty epochs."""
+    whole, called, now = tiny("mse", "sgd"), [], iter([10.0, 12.5])
+    monkeypatch.setenv("RAWNN_CACHE", str(tmp_path))
+    monkeypatch.setattr(rawnn_many, "perf_counter", lambda: next(now))
+
+    def train_many(configs: Any, **more: Any) -> None:
+        folder = Path(os.environ["RAWNN_CACHE"])
+        assert folder != tmp_path
+        assert list(folder.iterdir()) == []
+        called.append((configs, more))
+
+    monkeypatch.setattr(rawnn_many.rawnn, "train_many", train_many)
+    assert rawnn_many.called(whole, "preload", "host") == 2.5
+    assert os.environ["RAWNN_CACHE"] == str(tmp_path)
+    [(configs, more)] = called
+    assert [(c.seed, c.epochs, c.opt, c.device, c.partial) for c in configs] == [
+        (11 + i, 20, "preload", "host", False) for i in range(5)]
+    x, y = whole.arrays()
+    for given, wanted in zip((*more["data"], *more["validation"]), (x, y, x[:1], y[:1]),
+                             strict=True):
+        np.testing.assert_array_equal(given, wanted)
 
 
 @pytest.mark.parametrize("opt", ["preload", "preload,batch=6"], ids=["kernel", "sessions"])

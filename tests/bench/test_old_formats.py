@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from rawnn.bench import old_formats
 from rawnn.bench.old_formats import converted, restored
 from rawnn.bench.record import Results, read_results
 from rawnn.bench.render.suites import SUITES
@@ -88,6 +89,30 @@ def test_constants_keep_their_samples() -> None:
     constants = [e for e in read("floors").entries("lower-bounds") if e.variant != "gpu"]
     assert [e.samples("latency_us") for e in constants] == \
         [f["samples"] for f in raw("floors")["floors"]]
+
+
+def test_what_older_files_leave_out_is_what_it_usually_was() -> None:
+    """Constants that were steady, programs timed by events, nothing that is not known."""
+    plain = {"unit": "us", "what": "a launch"}
+    rows = [{"name": "a", **plain}, {"name": "b", **plain, "value": 2.0, "samples": [2.0, 3.0],
+                                     "steady": False, "how": "by events"},
+            {"name": "c", **plain, "reason": "no GPU"}]
+    found = list(old_formats._floors({"floors": rows, "l2_bytes": 0}))
+    assert [(r.variant, r.samples, r.status, r.reason, r.notes) for r in found] == [
+        ("a", [], "unavailable", "", ["a launch", ""]),
+        ("b", [2.0, 3.0], "measured", "", ["a launch", "by events; not steady"]),
+        ("c", [], "unavailable", "no GPU", ["a launch", ""]),
+        ("gpu", [], "measured", "", [])]
+    problem = {"name": "seed 4", "seed": 4, "layers": [2, 1], "batch": 3, "loss": "mse",
+               "optimizer": "sgd", "lr": 0.1, "steps": 5}
+    raw = {"kind": "random-peers", "asked": [problem], "contests": [], "left_out": {"jax": "none"},
+           "draw_version": 1}
+    for ended in ("", "Ctrl-C"):
+        first, left = old_formats._contests({**raw, "ended": ended})
+        assert (first.case, first.variant, first.precision, first.status, first.reason) == (
+            "sample/4", "rawnn best", "float32", "not measured", ended or "not reached")
+        assert (left.case, left.variant, left.status, left.reason, left.conditions) == (
+            "sample", "jax", "unavailable", "none", {"system": "jax"})
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
