@@ -215,7 +215,8 @@ def test_the_programs_of_rawnn_and_numpy_by_device_and_form(device: str,
                     one.config(opt, device) for _, opt in left]
             else:
                 assert [given[:3] for given in made] == [(several, opt, device) for _, opt in left]
-    [plain], [stacked] = numpy_system.offers(one, "host", []), numpy_many.offers(several, "host", [])
+    [plain] = numpy_system.offers(one, "host", [])
+    [stacked] = numpy_many.offers(several, "host", [])
     assert (plain.precision, plain.form, plain.clock) == ("float32", "arrays", "wall")
     assert (stacked.precision, stacked.form, stacked.clock) == ("float32", "stacked", "wall")
     assert type(plain.make()) is numpy_system.Loop

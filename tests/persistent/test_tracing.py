@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from rawnn.bench.cases import phases
 from rawnn.bench.cases.phases import of_phases
 from rawnn.bench.record import read_results
 from rawnn.cli.bench import bench
@@ -142,3 +145,21 @@ def test_what_cannot_be_traced_is_said(words: list[str], said: str) -> None:
     found = CliRunner().invoke(bench, given)
     assert found.exit_code != 0
     assert said in str(found.exception) + found.output
+
+
+def test_a_step_is_the_median_of_the_epochs_behind_those_that_warm_up(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which take a fiftieth of a second each, and are waited for one by one; the others are not."""
+    now, calls = [3.0], []
+
+    def epoch(reported: bool) -> None:
+        assert reported
+        now[0] += 0.02
+        calls.append("epoch")
+
+    monkeypatch.setattr(phases, "perf_counter", lambda: now[0])
+    runner: Any = SimpleNamespace(
+        epoch=epoch, metrics=lambda: calls.append("metrics"),
+        epoch_milliseconds=lambda: [90.0] * 3 + [1.0, 2.0, 4.0, 8.0, 8.0, 9.0, 9.0, 10.0])
+    assert phases._microseconds(runner, 4) == pytest.approx(2000.0)
+    assert calls == ["epoch", "metrics"] * 3 + ["epoch"] * 8 + ["metrics"]
