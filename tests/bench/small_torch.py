@@ -21,6 +21,37 @@ COMPILED: list[Any] = []
 """Functions that were compiled."""
 
 
+class Stream:
+    """What was enqueued must be waited for before another stream of the rank has work; `steps`
+    counts it."""
+
+    def __init__(self) -> None:
+        self.is_busy, self.steps, self.rank = False, 0, threading.get_ident()
+        STREAMS.append(self)
+
+    def wait_stream(self, other: Stream) -> None:
+        other.is_busy = False
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        before, STATE.stream = STATE.stream, self
+        yield
+        STATE.stream = before
+
+    def work(self) -> None:
+        others = [s for s in STREAMS if s is not self and s.rank == self.rank]
+        assert not any(s.is_busy for s in others), "nothing waits for a stream"
+        self.is_busy, self.steps = True, self.steps + 1
+
+
+STREAMS: list[Stream] = []
+
+
+def synchronize() -> None:
+    for stream in STREAMS:
+        stream.is_busy = False
+
+
 class State(threading.local):
     """What is under way in a rank's thread: the graph that is captured, autocast, and whether
     differences are taken."""
@@ -28,6 +59,10 @@ class State(threading.local):
     captured: list[Callable[[], None]] | None = None
     low = False
     exact = False
+    stream: Stream
+
+    def __init__(self) -> None:
+        self.stream = Stream()
 
 
 STATE = State()
@@ -45,6 +80,7 @@ def _low(array: Any) -> Any:
 
 def _written(run: Callable[[], None]) -> None:
     """Run it now, and with every replay of the graph that is being captured."""
+    STATE.stream.work()
     run()
     if STATE.captured is not None:
         STATE.captured.append(run)
@@ -279,6 +315,8 @@ class Graph:
 @contextmanager
 def capture(graph: Graph, **how: Any) -> Iterator[None]:
     assert how["capture_error_mode"] == "thread_local"
+    assert STREAMS[-1].steps > 0, "libraries choose and allocate before a capture"
+    assert not any(stream.is_busy for stream in STREAMS)
     STATE.captured = graph.runs = []
     try:
         yield
@@ -388,6 +426,7 @@ def stacked(several: Sequence[Tensor]) -> Tensor:
 
 def small_torch() -> dict[str, Any]:
     """The modules by their names."""
+    STREAMS[:] = [STATE.stream]
     torch: Any = ModuleType("torch")
     functional = SimpleNamespace(
         linear=linear, relu=relu, mse_loss=_reduced(lambda z, y: np.square(z - y)),
@@ -397,11 +436,9 @@ def small_torch() -> dict[str, Any]:
     torch.nn = SimpleNamespace(
         functional=functional, Linear=Layer, ReLU=lambda: relu, Sequential=Sequential,
         parallel=SimpleNamespace(DistributedDataParallel=data_parallel))
-    none = nullcontext
     torch.cuda = SimpleNamespace(
-        init=lambda: None, synchronize=lambda: None, Event=Event, CUDAGraph=Graph, graph=capture,
-        Stream=lambda: SimpleNamespace(wait_stream=lambda other: None), stream=lambda which: none(),
-        current_stream=lambda: SimpleNamespace(wait_stream=lambda other: None),
+        init=lambda: None, synchronize=synchronize, Event=Event, CUDAGraph=Graph, graph=capture,
+        Stream=Stream, stream=lambda which: which.entered(), current_stream=lambda: STATE.stream,
         set_device=lambda place: None, is_available=lambda: False)
     torch.optim = SimpleNamespace(
         Optimizer=Optimizer, SGD=lambda given, lr, fused: Optimizer(given, lr, False),
