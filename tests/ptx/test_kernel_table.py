@@ -178,3 +178,70 @@ def test_a_digest_follows_includes_and_leaves_comments_out(
     assert tool.digest("k.cu") == before
     header.write_text("int g;\n")
     assert tool.digest("k.cu") != before
+
+
+def test_the_command_compiles_what_is_not_known_and_checks_what_is(
+        monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+        ) -> None:
+    first, *others = tool.ARCHITECTURES
+    small, large = (tool.Instance(f"{name}.cu", f"{name}<float>", 128) for name in ("a", "b"))
+    digests = {"a.cu": "1", "b.cu": "1"}
+    row, compiled = tool.Row(32, 0), list[Any]()
+    page, archs = tmp_path / "README.md", [first, *others]
+
+    def measure_all(wanted: Any) -> Any:
+        compiled[:] = wanted
+        found: Any = {}
+        for instance, arch in compiled:
+            found.setdefault(instance, {})[arch] = row
+        return found
+
+    for name, value in (
+            ("ROOT", tmp_path), ("RECORD", tmp_path / "kernels.json"), ("launched", dict),
+            ("compiler", lambda: ("12", "12.1")), ("supported", lambda: archs),
+            ("instances", lambda: [small, large]), ("digest", digests.__getitem__),
+            ("runs_on", lambda i, arch: i is small or arch != first),
+            ("measure_all", measure_all)):
+        monkeypatch.setattr(tool, name, value)
+    monkeypatch.setattr(tool.kernel_page, "PAGE", page)
+    monkeypatch.setattr(tool.kernel_page, "render", lambda record, *_: tool.text_of(record))
+
+    def run(*words: str) -> tuple[int, str]:
+        monkeypatch.setattr("sys.argv", ["kernel_table.py", *words])
+        return int(tool.main()), capsys.readouterr().err
+
+    of_small = [(small, arch) for arch in (first, *others)]
+    of_large = [(large, arch) for arch in others]
+    assert run() == (0, "")
+    assert compiled == of_small + of_large
+    kept = tool.RECORD.read_text()
+    assert {i: tool.recorded(json.loads(kept), i, "12") for i in (small, large)} == \
+        measure_all(of_small + of_large)
+    assert page.read_text() == kept
+    assert run("--check") == (0, "")
+    assert {i for i, _ in compiled} == {small, large}
+    assert len(compiled) == 2
+    assert run() == (0, "")
+    assert compiled == []
+    assert run("--all") == (0, "")
+    assert compiled == of_small + of_large
+    digests["b.cu"] = "2"
+    assert run("--check") == (0, "")
+    assert [pair for pair in compiled if pair[0] is large] == of_large
+    assert run() == (0, "")
+    assert compiled == of_large
+    row = tool.Row(32, 16)
+    status, said = run("--check")
+    assert status == 1
+    assert said.count("the record says 32 registers, 0 bytes") == 2
+    row = tool.Row(32, 0)
+    page.write_text("")
+    status, said = run("--check")
+    assert (status, said.partition(";")[0]) == (1, "README.md is not the summary of the record")
+    assert run() == (0, "")
+    assert run("--check") == (0, "")
+    kept = tool.RECORD.read_text()
+    archs.remove(first)
+    status, said = run("--all")
+    assert (status, tool.RECORD.read_text()) == (1, kept)
+    assert f"this NVRTC knows only {', '.join(others)}" in said

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from tools import full_walk
-from tools.full_walk import Part, Record, Step, steps, table, updated, walk
+from tools.full_walk import Part, Record, Step, main, read_record, steps, table, updated, walk
 
 TEST = """import pytest
 from tests.slices import sliced
@@ -92,3 +92,63 @@ def test_a_walk_is_of_a_commit_with_nothing_changed_but_what_it_writes(
     assert full_walk.commit_of_code() == "abc"
     changed.clear()
     assert full_walk.commit_of_code() == "abc"
+
+
+def test_a_walk_takes_what_is_asked_for_and_not_known_and_goes_on_where_it_stopped(
+        monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+        ) -> None:
+    walked: list[str] = []
+    jobs_of = set()
+
+    def walk(step: Step, commit: str, jobs: int) -> Part:
+        if len(walked) == 4:
+            raise KeyboardInterrupt
+        walked.append(step.name)
+        jobs_of.add(jobs)
+        return msgspec.structs.replace(A, name=step.name, commit=commit,
+                                       failed=["t[7]"] * (step.file == B.name))
+
+    every = [Step(A.name), Step(B.name), *(Step("tests/y/test_c.py", n) for n in range(3))]
+    slices = [step.name for step in every[2:]]
+    assert slices[1] == "tests/y/test_c.py (slice 1)"
+    monkeypatch.setattr(full_walk, "RECORD", tmp_path / "walk.json")
+    for name, value in (("steps", lambda: every), ("walk", walk),
+                        ("commit_of_code", lambda: "f" * 40)):
+        monkeypatch.setattr(full_walk, name, value)
+    assert main(["--only", "test_a|slice", "--jobs", "3"]) == 0
+    assert (walked, jobs_of) == ([A.name, *slices], {3})
+    assert capsys.readouterr().out.startswith(
+        f"{A.name}: 1200 passed, 1 skipped, 0 failed; 60 s of tests in ")
+    with pytest.raises(KeyboardInterrupt):
+        main(["--again"])
+    walked.clear()
+    assert main([]) == 1  # a test of what was not known yet fails
+    assert walked == [B.name]
+    assert "1 failed; 60 s of tests in " in (said := capsys.readouterr().out)
+    assert said.endswith("\n  t[7]\n")
+    assert [part.name for part in read_record().parts] == [step.name for step in every]
+    walked.clear()
+    assert main(["--only", "test_a"]) == 1  # that test is known of this commit
+    assert walked == []
+    assert main(["--only", "slice 2", "--again"]) == 1
+    assert walked == slices[2:]
+    capsys.readouterr()
+    full_walk.RECORD.write_bytes(msgspec.json.encode(Record(parts=[B])))
+    assert main(["--list"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"{A.name}  -", f"{B.name}  bbbbbbb: 3 passed, 1 failed, 30 s",
+        *(f"{name}  -" for name in slices)]
+    walked.clear()
+    assert main(["--only", "test_b"]) == 1  # what is known of another commit is walked again
+    assert walked == [B.name]
+
+
+def test_the_variables_of_a_part_choose_its_cases_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in full_walk.LEFT_OUT:
+        monkeypatch.setenv(name, "set by the caller")
+    whole, of_slice = (step.environment for step in (Step("a"), Step("a", 0)))
+    assert {name: whole.get(name) for name in full_walk.LEFT_OUT} == {
+        "RAWNN_FULL": "1", "RAWNN_SLICE": None, "PYTEST_ADDOPTS": None}
+    assert {name: of_slice.get(name) for name in full_walk.LEFT_OUT} == {
+        "RAWNN_FULL": None, "RAWNN_SLICE": "0", "PYTEST_ADDOPTS": None}
+    assert whole["PATH"] == full_walk.os.environ["PATH"]

@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from tools.gpu_record import Record, checked_of, checked_table, list_of, lists_table, record
+from tools import gpu_record
+from tools.gpu_record import (
+    CHECKED,
+    LISTS,
+    Record,
+    checked_of,
+    checked_table,
+    list_of,
+    lists_table,
+    record,
+)
 
 T = "tests/gpu/test_x.py::test_"
 
@@ -94,3 +104,52 @@ def test_runs_on_another_gpu_are_told_by_their_commit(found: Record, tmp_path: P
     assert "Some GPU, 580.1, commit 0123456." in text
     assert "Another GPU, 1.0, commit fedcba9." in text
     assert "Another" not in checked_table(both)
+
+
+def test_lists_and_checks_stand_in_the_order_of_their_tables(tmp_path: Path) -> None:
+    for name in ("zz", *reversed(LISTS)):
+        lines(tmp_path / f"{name}.jsonl", ("a", "call", "passed", ""))
+    for name in ("aa", *reversed(CHECKED)):
+        for tool in ("synccheck", "memcheck"):
+            (tmp_path / f"{name}-{tool}.log").write_text("1 passed\n== ERROR SUMMARY: 1 error\n")
+    found = record([tmp_path], "0123456")
+    assert [each.name for each in found.lists] == [*LISTS, "zz"]
+    assert [(each.name, each.tool) for each in found.checked] == [
+        (name, tool) for name in (*CHECKED, "aa") for tool in ("memcheck", "synccheck")]
+    assert "| aa | memcheck | 1 errors; 1 passed |" in checked_table(found)
+    assert lists_table(found).endswith("\nNothing failed.\n")
+    assert "| zz |  | 1 | 0 |  | 0 |  |" in lists_table(found)
+
+
+def test_a_failure_is_told_by_its_last_line_without_the_folder_of_the_run(tmp_path: Path) -> None:
+    path = tmp_path / "chip.jsonl"
+    path.write_text("\n".join(json.dumps(
+        {"test": name, "when": "call", "outcome": "failed", "seconds": 1.26, "text": text})
+        for name, text in (("x", "E   first\n/home/me/a-b/rawnn/lab/x.py:3: Error\n \n"),
+                           ("y", "y" * 300), ("z", "\n"))))
+    found = list_of(path, "c")
+    assert [f.text for f in found.failures] == ["rawnn/lab/x.py:3: Error", "y" * 200, ""]
+    assert (found.seconds, found.passed, found.commit) == (3.8, 0, "c")
+
+
+def test_the_command_keeps_what_was_unless_it_is_to_be_new(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+        ) -> None:
+    monkeypatch.setattr(gpu_record, "RECORD", tmp_path / "kept.json")
+    for folder, name in (("one", "whole"), ("two", "ranks")):
+        (tmp_path / folder).mkdir()
+        lines(tmp_path / folder / f"{name}.jsonl", ("a", "call", "passed", ""))
+
+    def run(*words: str) -> list[tuple[str, str]]:
+        monkeypatch.setattr("sys.argv", ["gpu_record.py", *words])
+        gpu_record.main()
+        return [(each.name, each.commit) for each in gpu_record.read_record().lists]
+
+    one, two = str(tmp_path / "one"), str(tmp_path / "two")
+    assert run(one, "--commit", "1") == [("whole", "1")]
+    assert run(two, "--commit", "2") == [("whole", "1"), ("ranks", "2")]
+    assert run(two, "--commit", "3", "--new") == [("ranks", "3")]
+    assert run(one, two, "--commit", "4") == [("whole", "4"), ("ranks", "4")]
+    with pytest.raises(SystemExit):
+        run(one, str(tmp_path / "three"), "--commit", "5")
+    assert f"there is no folder {tmp_path / 'three'}" in capsys.readouterr().err

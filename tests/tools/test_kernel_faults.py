@@ -3,14 +3,18 @@ that it was found of, and of no other."""
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.ptx.emulator import faults, outcomes
+from tests.ptx.emulator import attempts, faults, outcomes
 from tests.ptx.emulator.faults import Fault
+from tools import kernel_faults
 
 A, B = "a.cu", "train_steps b"
 ONE = "int f(int i) { return (i + 1) < rows; }\n"
@@ -119,3 +123,60 @@ def test_what_survives_is_missed_without_a_reason(files: Written, kept: Path) ->
     for name, found in known.items():
         known[name] = {**found, "what": "survived"}
     assert outcomes.write(known, every, kept)["missed"] == 3
+
+
+def test_the_command_plants_what_is_asked_for(
+        files: Written, kept: Path, monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    planted: dict[str, str] = {}
+    becomes = {"": "caught"}
+
+    def attempt(fault: Fault, first: str) -> attempts.Outcome:
+        planted[fault.name] = first
+        what = becomes.get(fault.file, becomes[""])
+        return attempts.Outcome(fault, what, f"{fault.file}: now", 1.6)
+
+    monkeypatch.setattr(kernel_faults, "ProcessPoolExecutor", ThreadPoolExecutor)
+    monkeypatch.setattr(attempts, "attempt", attempt)
+    monkeypatch.setattr(faults, "every", lambda: list(files.every().values()))
+    for name in ("read", "write"):
+        monkeypatch.setattr(outcomes, name, partial(getattr(outcomes, name), path=kept))
+
+    def run(*words: str) -> set[str]:
+        planted.clear()
+        monkeypatch.setattr("sys.argv", ["kernel_faults.py", "--jobs", "1", *words])
+        assert kernel_faults.main() == (1 if outcomes.summary(
+            outcomes.read(files.every()), files.every())["missed"] else 0)
+        return set(planted)
+
+    every = set(files.every())
+    of_a, of_b = ({name for name in every if name.startswith(file)} for file in (A, B))
+    assert run() == set()
+    assert run("--again", "all") == every
+    assert set(planted.values()) == {A, B}  # where each showed the last time
+    assert f"caught (2 s)  {next(iter(of_a))}  ->  ' <= '  a.cu: now" in capsys.readouterr().out
+    assert run("--again", "all", "--only", r"^a\.") == of_a
+    parts = [run("--again", "all", "--part", f"{n}/2") for n in (1, 2)]
+    assert parts[0] | parts[1] == every
+    assert [len(part) for part in parts] == [2, 1]
+    assert len(run("--again", "all", "--sample", "2")) == 2
+    files.write(B, TWO.replace("wait()", "go()"))
+    becomes[""] = "unknown"
+    assert run() == run() == of_b  # what was not found out stays left
+    becomes[""] = "caught"
+    assert run() == of_b
+    assert run() == set()
+    becomes[A] = "survived"
+    assert run("--again", "all") == every
+    assert outcomes.summary(outcomes.read(files.every()), files.every())["missed"] == 1
+    assert run("--again", "survived") == of_a
+    kept.unlink()
+    assert run("--only", "train") == of_b
+    assert set(planted.values()) == {""}
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "1", "1/0"])
+def test_a_part_is_one_of_several(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=f"{text}: not a part K/N"):
+        kernel_faults._part(text)
+    assert [kernel_faults._part(f"{n}/3") for n in (1, 3)] == [(1, 3), (3, 3)]
