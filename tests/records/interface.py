@@ -11,12 +11,15 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import re
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 import rawnn
 from rawnn.bench.case import all_cases
@@ -42,28 +45,61 @@ def modules() -> Iterator[Any]:
 
 @record
 def constants() -> Lines:
-    """Numbers, and tables with numbers, of all modules, by the module that defines them."""
+    """Numbers, tables, and regular expressions of all modules, by the module that defines them."""
     for module in modules():
         assigned = _assigned(module)
         for name, value in vars(module).items():
-            text = _plain(value) if name in assigned else ""
+            if name not in assigned:
+                continue
+            where = f"{module.__name__.removeprefix('rawnn.')}.{name}"
+            text = _plain(value)
             if any(map(str.isdigit, text)):
-                yield f"{module.__name__.removeprefix('rawnn.')}.{name} = {text}"
+                yield f"{where} = {text}"
+            elif assigned[name] not in FILLED_LATER and (text := _words(value)):
+                yield from textwrap.wrap(f"{where} = {text}", 98, subsequent_indent="  ",
+                                         break_long_words=False, break_on_hyphens=False)
 
 
-def _assigned(module: Any) -> set[str]:
-    """Names of constants that the module itself assigns, not those that it imports."""
+FILLED_LATER = ("{}", "[]", "set()")
+TABLES = (Mapping, tuple, list, set, frozenset)
+
+
+def _words(value: Any) -> str:
+    """A table of words, or a regular expression, as text, without sentences; "" for all else."""
+    if not isinstance(value, (*TABLES, re.Pattern)):
+        return ""
+    if isinstance(value, re.Pattern):
+        flags = re.RegexFlag(value.flags & ~re.UNICODE)
+        return f"{value.pattern!r}{f' {flags!r}' if flags else ''}"
+    if isinstance(value, Mapping):
+        parts = [_word(part) for pair in value.items() for part in pair]
+        pairs = zip(parts[::2], parts[1::2], strict=True)
+        return f"{{{', '.join(map(': '.join, pairs))}}}" if parts and all(parts) else ""
+    parts = list(map(_word, sorted(value, key=str) if isinstance(value, set | frozenset)
+                     else value))
+    return f"({', '.join(parts)})" if all(parts) else ""
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, type):
+        return value.__name__
+    if isinstance(value, str | bytes) and len(value) > 60:
+        return "..."
+    return repr(value) if isinstance(value, int | float | str | bytes | np.dtype | None) else \
+        _words(value)
+
+
+def _assigned(module: Any) -> dict[str, str]:
+    """Names of constants that the module itself assigns, not those that it imports, and what."""
     tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
-    targets = [
-        target
+    return {
+        name.id: ast.unparse(node.value or ast.Constant(None))
         for node in tree.body
         if isinstance(node, ast.Assign | ast.AnnAssign)
         for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-    ]
-    names = {
-        node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)
+        for name in ast.walk(target)
+        if isinstance(name, ast.Name) and name.id.isupper()
     }
-    return {name for name in names if name.isupper()}
 
 
 def _plain(value: Any) -> str:
