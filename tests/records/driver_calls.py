@@ -1,8 +1,11 @@
 """What runs on the simulated GPU ask of the driver and the libraries, part by part: how often each
-function is called, and a checksum of the calls in order with their arguments."""
+function is called, and a checksum of the calls in order with their arguments; and each call of
+allocators."""
 
 from __future__ import annotations
 
+import io
+import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -11,13 +14,17 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any
 
-from rawnn.common.errors import ConfigError
+from rawnn.common.errors import ConfigError, OutOfMemory
+from rawnn.cuda.allocators import AllocationLog, Arena
 from rawnn.cuda.backend import Backend
 from rawnn.cuda.device import Device
+from rawnn.cuda.memory import Allocation
+from rawnn.cuda.stream import Stream
 from rawnn.engine.runners.gpu import GpuRunner
 from rawnn.model.optimizers import Optimizer
 from rawnn.sim import Simulation
 from rawnn.sim.memory import BASE
+from tests.cuda.test_allocators import MAKERS
 from tests.engine import make_work, random_dataset
 from tests.records import Lines, record
 
@@ -132,3 +139,72 @@ def summary(name: str, calls: list[str]) -> str:
     counts = Counter(call.partition("(")[0] for call in calls)
     return (f"{name}: {', '.join(f'{n} {call}' for call, n in sorted(counts.items()))} "
             f"{zlib.crc32(chr(10).join(calls).encode()):08x}")
+
+
+ALLOCATIONS = """
+take a 1000; take b 0; take c 2000000 2; take d 700000; on b 1; free d; free d; take e 700000
+on a 2; on a 3; on a 1; free a; take f 1000; take g 513 2; free g; free f; take h 600000 3; state
+free c; take i 1500000; free b; take j 40000; free h; free e; state; wait; take k 900 2; release
+state; take l 5000000; take m 70000000; free l; release; free zz; state; close; close
+"""
+"""Of each allocator: bytes are taken for a stream, used on another one, given back."""
+
+
+@record
+def allocations() -> Lines:
+    made = {**MAKERS, "arena": lambda device: Arena(device.memory, 3 << 20, "all of it")}
+    for name, make in made.items():
+        yield from _of_allocator(name, make)
+
+
+def _of_allocator(name: str, make: Callable[[Device], Any]) -> Lines:
+    calls: list[str] = []
+    simulation = Simulation(memory=1 << 26)
+    device = Device(recording(simulation.backend(), calls))
+    streams = {1: device.stream, 2: Stream(device.driver), 3: Stream(device.driver)}
+    sink = io.StringIO()
+    device.memory.log = log = AllocationLog(sink, lambda: 0.0)
+    held = {"zz": Allocation(1 << 40, 8, "of nobody")}
+    calls.clear()
+    yield f"# {name}"
+    allocator = make(device)
+    log.begin_epoch(1)
+    for number, line in enumerate(re.split(r"[;\n]", ALLOCATIONS.strip())):
+        word, *rest = line.split()
+        if word in ("on", "free") and rest[0] not in held:
+            continue  # there was no room for it
+        if number:
+            calls.clear()
+        log.step = number
+        said = ""
+        try:
+            if word == "take":
+                held[rest[0]] = allocator.allocate(int(rest[1]), f"take {rest[0]}",
+                                                   streams[int(rest[2])] if rest[2:] else None)
+                said = f"{held[rest[0]].nbytes} bytes"
+            elif word == "on":
+                allocator.used_on(held[rest[0]], streams[int(rest[1])])
+            elif word == "free":
+                allocator.free(held[rest[0]])
+            elif word == "release":
+                said = f"{allocator.release_cached()} bytes"
+            elif word == "wait":
+                for stream in streams.values():
+                    stream.synchronize()
+            elif word == "close":
+                allocator.close()
+            elif hasattr(allocator, "statistics"):
+                found = allocator.statistics()
+                said = f"{found}, fragmentation {found.fragmentation:.3f}"
+        except OutOfMemory as error:
+            said = str(error)
+        said += f"; {device.memory.current} of at most {device.memory.peak} held"
+        yield f"{' '.join([word, *rest])}: {said}{''.join(f' | {call}' for call in calls)}"
+    log.close()
+    yield from (re.sub(r" +", " ", re.sub("0x[0-9a-f]+", "", line)).strip()
+                for line in sink.getvalue().splitlines())
+    device.memory.log = None
+    for stream in (streams[2], streams[3]):
+        stream.close()
+    device.close()
+    simulation.assert_clean()
