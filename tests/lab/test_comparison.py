@@ -182,9 +182,9 @@ def test_the_size_of_terms_and_of_nothing_is_that_of_what_is_finite(dtype: str, 
     """Also where squares are none of the dtype, or of float64."""
     values = np.array([3.0, -4.0, 0.0, 5.0] * 4) * 10.0 ** (power - 1)
     wanted = math.sqrt(12.5) * 10.0 ** (power - 1)
-    given = np.append(values, [np.nan, np.inf, -np.inf]).astype(dtype)
+    kind, unit = (np.complex128, 0.6 - 0.8j) if dtype.startswith("c") else (np.float64, 1)
+    given = np.append(values * unit, [np.nan, np.inf, -np.inf]).astype(dtype)
     assert is_nothing(given) == pytest.approx(1e-12 * wanted, rel=1e-2)
-    kind = np.complex128 if dtype.startswith("c") else np.float64
     moved = given.astype(kind) + np.append(values, [0, 0, 0]) * 2.0**-20
     assert sensitivity(given.astype(kind), moved, 2.0**-20) == pytest.approx(wanted, rel=1e-2)
 

@@ -17,6 +17,7 @@ from rawnn.cuda.device import Device
 from rawnn.data.dlpack import _exported, _sweep, read
 from rawnn.lab import graph as graph_module
 from rawnn.lab.array_exchange import capsule
+from rawnn.lab.nodes import Span, span_of
 from rawnn.sim import Simulation, register
 
 TWICE = "__global__ void lab_twice(const float* x, float* y, int n) {}\n"
@@ -194,3 +195,28 @@ def test_our_arrays_say_where_they_lie(sim: Simulation, device: Device,
             x.__dlpack__(**wrong)
     small = rawnn.array(np.zeros(2), ml_dtypes.bfloat16, device=device)
     assert not hasattr(small, "__cuda_array_interface__")
+
+
+def test_the_bytes_of_every_kind_of_array(device: Device) -> None:
+    """Edges of graphs follow from them."""
+    x, host = rawnn.empty((3, 5), np.int16, device=device), np.zeros((2, 3))
+    assert span_of("x", x) == span_of("x", Cuda(x), device) == Span("x", x.address, 30)
+    assert span_of("h", host) == Span("h", host.ctypes.data, 48)
+    with pytest.raises(ConfigError, match="'x' is no array"):
+        span_of("x", Cuda(x))
+
+
+@pytest.mark.parametrize(("module", "is_read_only", "refused"), [
+    ("cupy", False, False), ("cupy", True, True), ("jax", False, True),
+    ("jaxlib._jax", False, True), ("jaxtyping", False, False)])
+def test_an_array_that_must_not_change_is_no_output(device: Device, kernel: rawnn.Kernel,
+                                                    module: str, is_read_only: bool,
+                                                    refused: bool) -> None:
+    (x, _), (y, _) = pair(device), pair(device)
+    theirs = type("Theirs", (Cuda,), {"__module__": module})(y, data=(y.address, is_read_only))
+    kernel[1, 8](theirs, x, 8)  # as an input each will do
+    if not refused:
+        kernel[1, 8](x, theirs, 8)
+        return
+    with pytest.raises(ConfigError, match="argument 'y' is written, and the array is read-only"):
+        kernel[1, 8](x, theirs, 8)

@@ -110,6 +110,13 @@ def test_a_process_is_used_again_only_behind_a_launch_that_succeeded(device: Dev
         assert run(4) == [fresh[0], 2, 4]
     assert len(set(found)) == 3
     assert os.getpid() not in found
+    for number in found[:2]:
+        with pytest.raises(ProcessLookupError):  # it was ended, and waited for
+            os.kill(int(number), 0)
+    os.kill(int(found[2]), 0)
+    apart.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(found[2]), 0)
     apart.close()
 
 

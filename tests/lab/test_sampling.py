@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -19,6 +20,7 @@ from rawnn.lab.sampling import (
     largest,
     sample,
     sample_sizes,
+    with_specials,
 )
 from tests import requires
 
@@ -189,3 +191,21 @@ def test_what_an_array_cannot_hold_is_refused_of_any_shape(given: Any, dtype: st
     with pytest.raises(ConfigError, match=f"x is an array of {dtype}, which cannot hold"):
         converted(np.full(shape, given), np.dtype(dtype), "x")
     assert converted(np.full(shape, 7), np.dtype(dtype), "x").tolist() == np.full(shape, 7).tolist()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int32", "complex64",
+                                   [("a", "f4")]])
+@pytest.mark.parametrize("count", [0, 3, 100])
+def test_what_is_no_number_stands_in_eight_places(dtype: Any, count: int) -> None:
+    kind = np.dtype(getattr(ml_dtypes, dtype) if dtype == "bfloat16" else dtype)
+    given = np.zeros(count, kind)
+    given[...] = np.full(count, 7).astype(kind)
+    kept = given.copy()
+    found = with_specials(given, np.random.default_rng(0))
+    assert given.tobytes() == kept.tobytes()
+    assert (found.dtype, found.shape) == (kind, given.shape)
+    if kind.kind not in "fV" or kind.names:
+        assert found.tobytes() == kept.tobytes()
+        return
+    odd = sorted(str(value) for value in found.astype(np.float32) if value != 7)
+    assert odd == sorted(("nan", "inf", "-inf", "-0.0", "nan", "inf", "0.0", "1.0")[:count])

@@ -33,6 +33,7 @@ from rawnn.common.tolerances import of_op, table
 from rawnn.common.words import counted, named_by, python_name
 from rawnn.cuda.compiling import headers, resources
 from rawnn.cuda.compiling.fixes import suggest_fixes
+from rawnn.cuda.compiling.translation import Omission
 from rawnn.cuda.errors import check, check_memory
 from rawnn.engine import parallel
 from rawnn.engine.config import Config
@@ -81,6 +82,13 @@ def error_codes() -> Lines:
         ('error: identifier "INFINITY" is undefined', "sm_90"),
         ('error: identifier "uint32_t" is undefined', "sm_90"),
         ('error: identifier "__half" is undefined', "sm_90"),
+        ('error: name "FLT_MAX" is undefined, name "FLT_MAX" is undefined', "sm_90"),
+        ('error: "FLT_MAX" is undefined', "sm_90"),
+        ('could not open source file "cub/cub.cuh"', "sm_90"),
+        ("/include/thrust/sort.h(3): error", "sm_90"),
+        ("error: texture is not a template", "sm_90"),
+        ("error: surface is not a template", "sm_90"),
+        ("error: calling host functions are not allowed in JIT mode", "sm_90"),
         ("Entry function 'k' uses too much shared data (0x20000 bytes, 0xc000 max)", "sm_90"),
         ('cannot open source file "cuda/std/span"', "sm_80"),
         ('cannot open source file "mine.h"', "sm_80"),
@@ -88,6 +96,14 @@ def error_codes() -> Lines:
     ):
         with patch.object(headers, "cuda_major", lambda: 12):
             yield f"{log}: {outcome(lambda: suggest_fixes(log, arch, ['k']))}"
+    host, lost = (Omission("header", name) for name in ("<vector>", '"mine.h"'))
+    known = (Omission("function", "helper", "k.cu", 7, 9),
+             Omission("function", "launch", "", 4, 4, "it launches"))
+    for omitted in ((), known, (host,), (lost,), (host, lost, *known)):
+        log = "; ".join(f'identifier "{name}" is undefined' for name in (
+            "helper", "ns::launch", "cudaMalloc", "other", "cudaError", "INT_MAX"))
+        yield f"left out {[each.name for each in omitted]}:"
+        yield from (f"  {each}" for each in suggest_fixes(log, "sm_90", ["k"], omitted))
 
 
 @record

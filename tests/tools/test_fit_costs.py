@@ -17,7 +17,17 @@ from rawnn.persistent.cost import Costs
 from rawnn.persistent.problem import Unsupported
 from tests.bench.measuring import place, record, results
 from tests.persistent.problems import HOPPER, problem
-from tools.fit_costs import Measured, expected, fitted, main, of_floors
+from tools.fit_costs import (
+    Constant,
+    LeftOut,
+    Measured,
+    _measured,
+    expected,
+    fitted,
+    main,
+    of_floors,
+    report,
+)
 
 CLOCK, EXCHANGE, RATE = 1900.0, 400.0, 12.0  # cycles a microsecond, cycles, bytes a cycle
 SHAPES = [(layers, batch, shares)
@@ -141,3 +151,53 @@ def test_what_is_to_stay_stays_whatever_floors_say() -> None:
         found = {c.name: c for c in fitted(networks, cost.FITTED, fixed, ["clock"])}
         assert (found["clock"].value, found["clock"].source) == (cost.FITTED.clock, "stays")
         assert 0.8 < found["gemm"].value / cost.FITTED.gemm < 1.25  # at twice the clock 2
+
+
+ROW = {"layers": "784-32-10", "batch": "64", "opt": "persistent", "us": "7.5"}
+FORM = {"layers": "784-128-10", "batch": "32", "us": "3", "form": "8x2:256:SFF"}
+
+
+@pytest.mark.parametrize(("row", "wanted"), [
+    (ROW, {"layers": (784, 32, 10), "batch": 64, "rule": "Sgd", "loss": "", "activation": "relu",
+           "inputs": "uint8", "labels": "uint8", "scale": 1 / 255, "numbers": "float32"}),
+    ({**ROW, "optimizer": "adam", "activation": "tanh"}, {"rule": "Adam", "activation": "tanh"}),
+    ({**ROW, "loss": "mse", "inputs": "float32"}, {"inputs": "float32", "scale": 1.0,
+                                                   "labels": ""}),
+    ({**FORM, "numbers": "float32"}, {"numbers": "float32", "layers": (784, 128, 10)}),
+    ({**FORM, "numbers": "bf16", "opt": ""}, {"numbers": "bfloat16", "batch": 32}),
+])
+def test_a_row_is_the_network_that_it_says(row: dict[str, str], wanted: dict[str, object]) -> None:
+    found = _measured(row, "here", "H200")
+    assert found.us == float(row["us"])
+    of = found.choice.sharding.problem
+    assert {name: getattr(of, name) for name in wanted} == wanted
+    assert ("loss" in row) == bool(of.loss)
+    if "form" in row:
+        assert str(found.choice.sharding).startswith("8 x 2 blocks of 256 threads, SFF")
+        opt = f"persistent={row['form']}{',bf16' * (row['numbers'] == 'bf16')}"
+        assert found.name == f"784-128-10 batch 32 {opt}"
+
+
+def test_a_row_with_a_reason_is_left_out() -> None:
+    with pytest.raises(LeftOut, match="here: no room"):
+        _measured({**FORM, "reason": "no room"}, "here", "H200")
+
+
+def test_the_report_says_how_far_off_the_model_was_and_is() -> None:
+    true = replace(cost.FITTED, clock=cost.FITTED.clock / 2)  # all takes twice as long
+    networks = [replace(each, us=each.us * factor)
+                for each, factor in zip(measured(true), (1.0, 1.1, 1.0), strict=False)]
+    constants = [Constant(name, before, getattr(true, name), "fit", 0.01)
+                 for name, before in asdict(cost.FITTED).items()]
+    logs = np.log([[m.us / expected(m.choice, costs) for m in networks]
+                   for costs in (cost.FITTED, true)])
+    before, now = np.sqrt(np.mean(logs**2, 1))
+    assert before == pytest.approx(np.log(2), rel=0.1)
+    said = report(networks, constants)
+    assert said.endswith(f"off by {before:.1%} before and {now:.1%} now, in the root mean square "
+                         f"of 3 log ratios; they took 1.00 to 1.10 of what is expected now, "
+                         f"{1.1 ** (1 / 3):.2f} in the mean")
+    first = networks[0]
+    assert (f"{first.us:>9.2f} {expected(first.choice, cost.FITTED):>9.2f} {first.us:>9.2f}  "
+            f"{first.name}") in said
+    assert f"{'clock':<18} {cost.FITTED.clock:>10.4g} {true.clock:>10.4g}  fit     1%" in said

@@ -102,6 +102,7 @@ def test_tests_that_fail_without_a_mutant_are_refused(tree: Path) -> None:
     ("m.toml", "[[mutant]]\npath = 'a'\nold = 'b'\nnew = 'c'\nwhy = 'd'\n", "may have tests"),
     ("m.toml", "", "has no mutant"), ("m.toml", "[[mutant]", "m.toml: "),
     ("m.jsonl", "[]\n", "is not a table"), ("m.jsonl", "{\n", "m.jsonl: "),
+    ("m.jsonl", "3\n", "mutant 1 is not a table"),
 ])
 def test_a_file_that_is_none_of_mutants_is_refused_in_one_line(
         tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str,
@@ -122,3 +123,35 @@ def test_toml_says_what_json_lines_say(tmp_path: Path) -> None:
     found = mutants.read(tmp_path / "m.toml")
     assert found == mutants.read(tmp_path / "m.jsonl")
     assert found[1].tests == mutants.DEFAULT_TESTS
+
+
+def test_the_command_runs_what_is_asked_for_and_ends_by_the_rate(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+        ) -> None:
+    file, kept = tmp_path / "m.jsonl", tmp_path / "outcomes.json"
+    file.write_text("".join(json.dumps({"path": "a", "old": str(n), "new": ""}) + "\n"
+                            for n in range(1, 7)))
+    whats = {1: "caught", 2: "survived", 3: "caught by the timeout", 4: "equivalent",
+             5: "caught", 6: "refused"}
+    asked: list[tuple[Any, ...]] = []
+
+    def attempts(found: dict[int, mutants.Mutant], *how: Any) -> Any:
+        asked.append((sorted(found), *how))
+        for n, mutant in found.items():
+            yield mutants.Outcome(n, mutant, whats[n], "", 1.0)
+
+    monkeypatch.setattr(mutants, "attempts", attempts)
+
+    def run(*words: str) -> tuple[int, str]:
+        return mutants.main([str(file), *words]), capsys.readouterr().out.splitlines()[-1]
+
+    assert run("--only", "1-5", "--at-least", "0.75", "--jobs", "3") == (
+        0, "3 of 4 caught (75.0%), 1 of them by the timeout; 1 survived, 1 equivalent, 0 refused")
+    assert run("--only", "1-5", "--at-least", "0.76", "--no-baseline")[0] == 1
+    assert run("--only", "1,3-5", "--timeout", "7", "--json", str(kept))[0] == 0
+    assert [each["number"] for each in json.loads(kept.read_text())] == [1, 3, 4, 5]
+    assert run("--at-least", "0")[0] == 2  # one is refused
+    assert asked == [([1, 2, 3, 4, 5], 3, 900, True), ([1, 2, 3, 4, 5], 1, 900, False),
+                     ([1, 3, 4, 5], 1, 7, True), ([1, 2, 3, 4, 5, 6], 1, 900, True)]
+    assert mutants.main([str(file), "--only", "6-7"]) == 2
+    assert f"refused: --only: {file} has mutants 1 to 6" in capsys.readouterr().err
