@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from time import sleep
 from typing import Any
@@ -331,6 +332,28 @@ def test_a_message_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
             receiver.receive(5.0, 500)
         for each in (sender, receiver):
             each.close()
+
+
+def test_a_wire_that_is_closed_wakes_who_waits_at_either_end() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        near = Wire(socket.create_connection(door.getsockname()))
+        far = Wire(door.accept()[0])
+    ended: list[str] = []
+
+    def wait(end: Wire, name: str) -> None:
+        with suppress(EOFError):
+            end.receive()
+        ended.append(name)
+
+    waiting = [threading.Thread(target=wait, args=each, daemon=True)
+               for each in ((near, "near"), (far, "far"))]
+    for thread in waiting:
+        thread.start()
+    near.close()
+    for thread in waiting:
+        thread.join(20)
+    assert sorted(ended) == ["far", "near"]
+    far.close()
 
 
 SHOW = "import os; os.write(1, os.environ['RAWNN_JOB_SECRET'].encode() + b'\\n')"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from rawnn.cuda.launch import KernelLaunch
 from rawnn.cuda.stream import Event, Stream
 from rawnn.graphs import ExecutableGraph, Graph
 from rawnn.sim import Fault, Faults, Simulation
+from tests.cuda.failing import each_call_fails
 from tests.sim.work import read, relu, sgd, vector
 
 
@@ -322,3 +324,33 @@ def test_a_priority_of_a_node_counts_where_its_graph_is_instantiated(
     child.close()
     graph.instantiate("a graph").close()
     assert asked == [0 if place == "none" else 8]
+
+
+def test_each_call_of_a_graph_that_fails_is_named() -> None:
+    def use(simulation: Simulation) -> None:
+        with ExitStack() as held:
+            device = Device(simulation.backend())
+            held.callback(device.close)
+            w, dw = vector(device, 0.0), vector(device, 1.0)
+            event = Event(device.driver)
+            held.callback(event.close)
+            graph = Graph(device.driver, device.context, "all kinds")
+            held.callback(graph.close)
+            child = Graph(device.driver, device.context, "a child")
+            held.callback(child.close)
+            last = graph.add_memset((), w, 0, 32, "a fill")
+            last = graph.add_memcpy((last,), "DtoD", w, dw, 32, "a copy")
+            last = graph.add_event((last,), event, "an event")
+            sgd(device, w, dw).add_to(child, (), 0)
+            last = graph.add_child((last,), child, "a child")
+            _, body = graph.add_if((last,), graph.conditional(1), "perhaps")
+            sgd(device, w, dw).add_to(body, (), 0)
+            graph.size()
+            executable = graph.instantiate("all kinds")
+            held.callback(executable.close)
+            executable.upload(device.stream)
+            run(device, executable)
+            assert (read(device, w) == -1).all()
+
+    assert {"cuGraphDestroy", "cuGraphExecDestroy", "cuGraphLaunch", "cuGraphUpload",
+            "cuGraphAddChildGraphNode"} <= set(each_call_fails(use))

@@ -23,6 +23,7 @@ from rawnn.lab.kernel import Recipe
 from rawnn.lab.kernel_problem import Launching
 from rawnn.lab.red_zones import Image
 from rawnn.lab.subprocess_runner import ProcessEnded, SeparateProcess
+from rawnn.lab.watchdog import Watchdog
 from rawnn.sim import register
 from tests.lab.cheats import WRITE, Cheat, doubled, plain
 
@@ -158,3 +159,24 @@ def test_a_process_ends_with_its_parent() -> None:
     done = subprocess.run([sys.executable, "-c", ORPHAN], timeout=60, capture_output=True,
                           cwd=Path(rawnn.__file__).parents[1])
     assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+def test_a_watchdog_speaks_once_of_what_takes_longer(capfd: pytest.CaptureFixture[str]) -> None:
+    dog = Watchdog(kills=False)
+    said = ""
+    with dog.watching(600.0, "never"):
+        pass
+    with dog.watching(0.01, "too slow"):
+        begin = time.monotonic()
+        while "\n" not in said and time.monotonic() < begin + 20:
+            time.sleep(0.02)
+            said += capfd.readouterr().err
+        time.sleep(0.1)
+    with dog.watching(600.0, "never"):
+        time.sleep(0.1)
+    assert dog._process is not None
+    assert dog._process.poll() is None
+    dog.close()
+    assert dog._process is None
+    dog.close()
+    assert said + capfd.readouterr().err == "too slow\n"

@@ -31,6 +31,7 @@ MODULES = (
     "driver_calls",
     "refusals",
     "data",
+    "lab",
     "messages",
     "several",
     "commands",

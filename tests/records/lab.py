@@ -1,0 +1,91 @@
+"""What users' kernels take as arguments, and how far ops may be off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rawnn.cuda.compiling.c_types import FORMATS
+from rawnn.cuda.compiling.signature import find_kernel, parse_kernels
+from rawnn.cuda.compiling.structs import layout_of
+from rawnn.lab.arguments import ELEMENTS, converter, elements_of
+from rawnn.lab.arrays import empty, simulated
+from rawnn.lab.ops import length_of, tolerance_of
+from rawnn.sim.memory import BASE
+from tests.catalogue import Variant
+from tests.records import Lines, outcome, record, short
+
+PAIR = np.dtype([("a", "f4"), ("b", "i4")])
+GIVEN: dict[str, Any] = {
+    "3": 3, "-1": -1, "2.5": 2.5, "True": True, "1e6": 1e6, "nan": float("nan"), "inf":
+    float("inf"), "2j": 2j, "None": None, "text": "3", "int64": np.int64(3), "float32":
+    np.float32(2.5), "array of none": np.array(4), "array": np.ones(2, np.float32), "list": [1, 2],
+    "pair": (1.5, 2), "record": np.array((1.5, 2), PAIR)[()], "bytes": b"12345678",
+}
+TYPES = ("int", "float", "bool", "__half", "__nv_bfloat16", "__nv_fp8_e4m3", "P")
+POINTERS = ("float", "const double", "int", "char", "unsigned long long", "bool", "__half",
+            "__nv_bfloat162", "cuComplex", "P", "float4", "void", "float*")
+
+
+SOURCE = "struct P {{ float a; int b; }};\n__global__ void k({} x) {{}}\n"
+TOLERATED = ("tiled", "preload,tf32,mma,fuse", "cublas,fp16,fuse", "cublas,tf32", "bf16,sr,fuse",
+             "preload,mma,fp8,fuse", "preload,mma,bf16,fuse", "preload,fp16,mma,fuse",
+             "preload,fuse", "preload,mma=wgmma,fp16,fuse")
+NETWORKS = (Variant((48, 64, 32, 10), 16), Variant((784, 512, 512, 10), 128), Variant((20, 10), 16),
+            Variant((16, 8, 8, 8, 10), 32), Variant((64, 512, 1000), 64),
+            Variant((16, 9), 8, {"loss": "mse"}))
+
+
+def _parameter(ctype: str) -> Any:
+    text = SOURCE.format(ctype)
+    return find_kernel(parse_kernels(text), "k").parameters[0], text
+
+
+@record
+def arguments_of_kernels() -> Lines:
+    """What becomes of a value, by the type of the parameter; which arrays a pointer takes."""
+    device, other = simulated(), simulated()
+    for ctype in TYPES:
+        parameter, _ = _parameter(ctype)
+        convert = converter(parameter, None, device)
+        yield f"# {ctype}"
+        yield from (f"{name}: {outcome(lambda: _text(convert(value, [])))}"
+                    for name, value in GIVEN.items())
+    names = sorted({str(np.dtype(kind)) for kind in ELEMENTS.values()})
+    arrays = {name: empty(4, np.dtype(name), device=device) for name in names}
+    arrays |= {"pairs": empty(4, PAIR, device=device),
+               "four floats": empty(4, np.dtype(("V", 16)), device=device)}
+    for ctype in POINTERS:
+        parameter, text = _parameter(f"{ctype}*")
+        layout = None if parameter.ctype in FORMATS else layout_of(parameter.ctype, [text])
+        convert = converter(parameter, layout, device)
+        fits = [name for name, given in arrays.items()
+                if outcome(lambda: convert(given, [])) == str(given.address)]
+        yield f"# {ctype}*: {elements_of(parameter, layout)}; takes {', '.join(fits)}"
+        for name, given in {**GIVEN, "halves": arrays["float16"], "pairs": arrays["pairs"],
+                            "on another": empty(4, device=other)}.items():
+            if name in ("None", "array", "halves", "pairs", "on another"):
+                yield f"{name}: {outcome(lambda: _text(convert(given, [])))[:300]}"
+
+
+def _text(found: Any) -> str:
+    return found.hex() if isinstance(found, bytes) else \
+        "its address" if isinstance(found, int) and found >= BASE else repr(found)
+
+
+@record
+def tolerances_of_ops() -> Lines:
+    """The longest sum of each kind of op, and how far off what it writes may be."""
+    said = set()
+    for opt in TOLERATED:
+        for plan in (plan for network in NETWORKS for plan in network.plans(opt)):
+            for op in plan.ops:
+                written = {name: plan[name] for name, _ in op.writes}
+                line = f"{op.kind}/{op.impl} {op.attributes.get('compute', '')}".strip() + \
+                    f": {length_of(op, plan)}; " + ", ".join(sorted({
+                        f"{t.dtype} {short(tolerance_of(op, plan, t))}" for t in written.values()
+                        if t.floating}))
+                if line not in said:
+                    said.add(line)
+                    yield f"{opt}: {line}"
