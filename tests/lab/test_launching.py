@@ -258,3 +258,6 @@ def test_launches_of_many_geometries_are_not_all_kept(kernel: rawnn.Kernel, x: A
         assert kernel[grid, 64] is launch
         assert len(kernel._launchers) <= 5
         assert (x.numpy() == count).all()
+    monkeypatch.setattr(kernel_module, "_MAX_PREPARED", 40)
+    several = [kernel[grid, 64] for grid in range(20, 30)]
+    assert [kernel[grid, 64] for grid in range(20, 30)] == several  # each is prepared once

@@ -212,11 +212,11 @@ def test_headers_are_read_with_the_source() -> None:
 
 
 def test_launches_are_found() -> None:
-    text = ("void run() {\n scale<float, 256><<<grid, block>>>(x);\n"
+    text = ("\nvoid run() {\n scale<float, 256><<<grid, block>>>(x);\n"
             " plain<<<1, 2>>>(y);\n scale<float,\n  256><<<2, 1>>>(x);\n"
             ' puts("other<int><<<1, 1>>>(x)");\n wide<Pair<int,\n  8>>\n  <<<1, 1>>>(x); }\n')
     assert [(each.kernel, each.expression, each.line) for each in find_launches(text)] == [
-        ("scale", "scale<float, 256>", 2), ("plain", "plain", 3), ("wide", "wide<Pair<int, 8>>", 7)]
+        ("scale", "scale<float, 256>", 3), ("plain", "plain", 4), ("wide", "wide<Pair<int, 8>>", 8)]
 
 
 @pytest.mark.parametrize(("text", "sentence"), [
