@@ -143,3 +143,8 @@ def test_a_template_whose_arguments_have_defaults_is_an_instance_of_its_own(
     for words in ((), ("usual",), ("usual<>",), ("usual<float>",)):
         assert run(["kernel", "compile", str(file), *words, "--arch", "sm_90"]) == 0
         assert "usual<" in capsys.readouterr().out
+
+
+def test_kernels_are_listed_where_brackets_of_the_host_do_not_match() -> None:
+    text = "__global__ void k(int* x) { x[0] = 1; }\nvoid f() { (\n"
+    assert inspection.list_instances(Source.of(text)) == (("k",), ())

@@ -120,6 +120,23 @@ def test_launches_become_nodes_and_what_they_touch_edges(device: Device) -> None
     g.close()
 
 
+def test_an_update_keeps_the_arrays_that_a_node_was_told(device: Device) -> None:
+    add, _ = kernels(device)
+    x, y, z = (vector(device, v) for v in (1, 0, 5))
+    with rawnn.Graph() as g:
+        told = add(z, y, 1.0, N).touches(reads=[x], writes=[z])
+        add(y, x, 1.0, N)
+    kept = told.reads, told.writes
+    assert [(span.address, span.nbytes) for spans in kept for span in spans] == [
+        (x.address, x.nbytes), (z.address, z.nbytes)]
+    assert (kept[0][0].name, kept[1][0].name) == ("array 1", "array 1")
+    g.update(told, z, x, 2.0, N)
+    assert (told.reads, told.writes) == kept
+    g.launch()
+    assert (z.numpy() == 7).all()
+    g.close()
+
+
 def test_an_update_changes_arguments_and_keeps_edges(device: Device) -> None:
     add, _ = kernels(device)
     x, y, other, fresh = (vector(device, v) for v in (1, 0, 100, 3))

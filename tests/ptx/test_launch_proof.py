@@ -203,3 +203,16 @@ def test_when_a_kernel_triggers(ahead: str, behind: str, triggers: bool, ordered
 def test_who_may_read_what_was_written_before_a_kernel(ordered: bool, starts_early: bool,
                                                        allowed: bool) -> None:
     assert Proof(True, True, ordered).allows_early_reads(starts_early) is allowed
+
+
+@pytest.mark.parametrize(("first", "second", "found"), [
+    ("ld.global.f32 %f1, [%rd1];", "ld.global.f32 %f1, [%rd2];", ("x", "y")),
+    ("bar.sync 0;", "ld.global.f32 %f1, [%rd2];", ("y",)), ("trap;", "bar.sync 0;", ()),
+    ("st.global.f32 [%rd2], %f1;", "bar.sync 0;", None), ("bar.sync 0;", "ret;", None),
+])
+def test_a_jump_by_a_table_goes_to_each_of_its_targets_alone(
+        first: str, second: str, found: tuple[str, ...] | None) -> None:
+    ahead = (f"ts: .branchtargets $A, $B;\nbrx.idx %r1, ts;\nst.global.f32 [%rd2], %f1;\n"
+             f"$A: {first}\nbra.uni $END;\n$B: {second}\n$END:")
+    assert early(ahead) == found
+    assert early(ahead.replace("brx", "@%p1 brx")) is None  # where it goes on, it writes
