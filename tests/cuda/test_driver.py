@@ -152,9 +152,11 @@ def test_a_memset_node_sets_bytes(driver: Driver, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("cluster", [None, (4, 2, 1)])
 def test_launch_configurations(driver: Driver, cluster: Any, programmatic: bool,
                                cooperative: bool) -> None:
-    config = driver.launch_config((8, 2, 1), (128, 1, 1), 4096, STREAM, cluster, programmatic,
+    config = driver.launch_config((8, 2, 3), (128, 4, 5), 4096, STREAM, cluster, programmatic,
                                   cooperative)
-    assert (config.gridDimX, config.gridDimY, config.blockDimX) == (8, 2, 128)
+    assert (config.gridDimX, config.gridDimY, config.gridDimZ) == (8, 2, 3)
+    assert (config.blockDimX, config.blockDimY, config.blockDimZ) == (128, 4, 5)
+    assert int(config.hStream) == int(STREAM)
     assert config.sharedMemBytes == 4096
     assert config.numAttrs == len(config.attrs) == (cluster is not None) + programmatic \
         + cooperative

@@ -32,7 +32,9 @@ EXPRESSIONS: list[tuple[str, set[str], Any]] = [
     ("np.maximum(x, a)", {"x", "a"}, np.maximum(X, 2)),
     ("{'y': x, 'z': y}['z']", {"x", "y"}, Y), ("(lambda v: v + a)(x)", {"a", "x"}, X + 2),
     ("np.array([i * a for i in range(n)])", {"a", "n"}, 2 * np.arange(6)),
-    (" sum(x) ", {"x"}, 15.0), ("max(a, n)", {"a", "n"}, 6)]
+    (" sum(x) ", {"x"}, 15.0), ("max(a, n)", {"a", "n"}, 6), ("min(a, n)", {"a", "n"}, 2.0),
+    ("abs(a - n) + len(x)", {"a", "n", "x"}, 10.0), ("int(a / 0.7)", {"a"}, 2),
+    ("float('0.5') * a", {"a"}, 1.0)]
 
 
 @pytest.mark.parametrize(("text", "wants", "value"), EXPRESSIONS, ids=[e[0] for e in EXPRESSIONS])

@@ -64,8 +64,9 @@ def test_arguments_outputs_and_sizes_follow_from_the_work() -> None:
                              ({"x": (3, 4), "w": (3,)}, r"'w' should be of shape \[6\], not")):
         with pytest.raises(ConfigError, match=sentence):
             fixed.sizes(shapes)
-    with pytest.raises(ConfigError, match="'z' has 2 dimensions"):
-        forward.sizes({"z": (15,), "bias": (5,)})
+    for shape in ((15,), (3, 5, 1)):
+        with pytest.raises(ConfigError, match=f"'z' has 2 dimensions .*, not the {len(shape)} of"):
+            forward.sizes({"z": shape, "bias": (5,)})
     with pytest.raises(ConfigError, match="the backward kernel asks for 'z'"):
         forward.check_gradients_of(backward)
 

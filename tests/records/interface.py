@@ -85,6 +85,9 @@ def _word(value: Any) -> str:
         return value.__name__
     if isinstance(value, str | bytes) and len(value) > 60:
         return "..."
+    if is_dataclass(value):
+        parts = [_word(getattr(value, f.name)) for f in fields(value)]
+        return f"{type(value).__name__}({', '.join(parts)})" if all(parts) else ""
     return repr(value) if isinstance(value, int | float | str | bytes | np.dtype | None) else \
         _words(value)
 
