@@ -61,11 +61,13 @@ def test_a_kernel_made_again_has_all_that_it_was_made_of(device: Device, tmp_pat
     __global__ void lab_again(float* y) { y[0] = STEP * WIDE * by; }"""
     made = rawnn.Kernel(source, "lab_again", defines={"WIDE": 2}, options=["-lineinfo"],
                         include=[tmp_path], arch="sm_90a", symbols={"by": 1.5}, device=device)
+    assert made.symbol("by").numpy() == 1.5
     recipe = made.recipe
     assert all(getattr(recipe, each.name) for each in fields(recipe))  # nothing is left out
     for again, defines in ((rawnn.Kernel.from_recipe(recipe, device), {"WIDE": 2}),
                            (made.redefined({"WIDE": 5, "MORE": 1}), {"WIDE": 5, "MORE": 1})):
         assert again.recipe == replace(recipe, defines=defines)
+        assert again.symbol("by").numpy() == 1.5
         assert again.device is device
 
 
