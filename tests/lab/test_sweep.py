@@ -174,3 +174,12 @@ def test_how_it_is_launched_may_be_said_by_the_parameters_alone(kernel: rawnn.Ke
     given = {name: value for name, value in GIVEN.items() if name != "block"}
     swept = rawnn.sweep(kernel, {"block": [32, 64]}, **given)
     assert {v.parameters["block"] for v in swept.variants} == {32, 64}
+
+
+def test_a_variant_that_cannot_be_launched_is_none_of_the_others_matter(
+        kernel: rawnn.Kernel) -> None:
+    found = rawnn.sweep(kernel, {"grid": ["cdiv(n, TILE)", "n - n"]}, **GIVEN)
+    right, wrong = found.variants
+    assert not right.failure
+    assert wrong.failure.startswith("ConfigError: ")
+    assert found.best is right
