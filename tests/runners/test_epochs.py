@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -173,6 +174,38 @@ def test_times_of_epochs_leave_out_what_comes_between() -> None:
         assert len(found) == 48
         assert all(ms > 0 for ms in found)
         assert simulation.faults.count("cuEventCreate") == made  # they are used again
+
+
+def test_no_epoch_takes_longer_for_what_comes_behind_it() -> None:
+    """By the simulated clock. Two copies of metrics, with the event ahead of them, may count to the
+    epoch that they are of."""
+    def times(behind: Callable[[Any], object]) -> Any:
+        with running(work("preload,arena,nosync")) as runner:
+            runner.time_each_epoch()
+            for _ in range(3):
+                runner.epoch(True)
+                behind(runner)
+            return np.array(runner.epoch_milliseconds())
+
+    alone = times(lambda runner: None)
+    for name, behind in {
+        "metrics": GpuRunner.metrics, "evaluate": GpuRunner.evaluate, "assemble": gathered,
+        "parameters": GpuRunner.parameters, "state": GpuRunner.state,
+        "trial": lambda runner: runner.trial(runner._prepared.train, 1).run(1),
+        "commands": lambda runner: runner.commands(runner._prepared.train),
+    }.items():
+        longer = (times(behind) - alone) * 1e3  # a task takes a microsecond
+        assert round(longer[0]) in (0, 3), name
+        np.testing.assert_allclose(longer, longer[0], atol=1e-6, err_msg=name)
+
+
+def gathered(runner: Any) -> None:
+    """What ranks gather that keep shares of their state, here an evaluation."""
+    (part, program, _), *_ = runner._tests
+    runner._assemble, runner._is_sharded = SimpleNamespace(
+        run=lambda steps: program.run(part.steps)), True
+    runner.assemble()
+    assert not runner._is_sharded
 
 
 def test_an_epoch_that_is_not_reported_measures_nothing() -> None:

@@ -174,6 +174,34 @@ def test_a_context_is_released_as_often_as_it_was_retained() -> None:
     assert driver.cuDevicePrimaryCtxRelease(0) == (released,)
 
 
+def test_the_end_of_a_context_is_that_of_all_it_had() -> None:
+    simulation = Simulation()
+    driver, codes = simulation.backend().driver(), CODES["cuda"]
+
+    def begin() -> None:
+        driver.cuDevicePrimaryCtxRetain(0)
+        assert driver.cuCtxSetCurrent(1) == (0,)
+
+    assert driver.cuInit(0) == (0,)
+    begin()
+    stream, pages = driver.cuStreamCreate(0)[1], driver.cuMemHostAlloc(64, 0)[1]
+    address, pooled = driver.cuMemAlloc(100)[1], driver.cuMemAllocAsync(100, 0)[1]
+    driver.cuMemsetD8Async(address, 0, 100, 0)
+    assert driver.cuStreamBeginCapture(stream) == (0,)
+    assert driver.cuDevicePrimaryCtxRelease(0) == (0,)
+    assert sorted(leak.kind for leak in simulation.leaks()) == [
+        "allocation", "allocation", "graph", "page-locked memory", "stream"]
+    begin()
+    assert driver.cuCtxSynchronize() == (0,)  # which no capture refuses any more
+    assert driver.cuStreamSynchronize(stream) == (codes[HANDLE][0],)
+    assert driver.cuMemFreeHost(pages) == (codes[INVALID][0],)
+    assert driver.cuMemGetInfo()[1] == simulation.memory.total
+    for gone in (address, pooled):
+        with pytest.raises(SimulationError, match="double free"):
+            driver.cuMemFree(gone)
+    assert simulation.default_stream.tail is None
+
+
 @pytest.mark.parametrize("call", [
     lambda t: t.device.attribute("COLOUR"),
     lambda t: t.driver.cuFuncGetAttribute("COLOUR", t.function),
