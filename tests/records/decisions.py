@@ -12,6 +12,7 @@ from rawnn.persistent.choose import Choice
 from rawnn.plan import epoch_plans
 from rawnn.plan.op import Op
 from rawnn.plan.plan import Plan
+from rawnn.ptx.kernel_registry import GENERATED, KernelImpl
 from rawnn.ptx.kernels import kernel_for
 from tests.records import Lines, record, short
 from tests.records.sampled import Case, cases, selected
@@ -84,7 +85,12 @@ def geometry(op: Op, plan: Plan) -> str:
         + (f" shared {shared}" if shared else "")
         + (f" cluster {cluster}" if cluster not in (1, (1, 1, 1)) else "")
         + (f" 1/{impl.variants(scalars)}" if impl.variants(scalars) > 1 else "")
+        + (f" carveout {impl.carveout} {short(flags(impl))}" if op.kind in GENERATED else "")
     )
+
+
+def flags(impl: KernelImpl) -> list[str]:
+    return [n for n in ("cooperative", "relocatable", "specific", "strided") if getattr(impl, n)]
 
 
 def choice_lines(choice: Choice, with_places: bool = True) -> Lines:

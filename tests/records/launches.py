@@ -37,7 +37,7 @@ from rawnn.tuning import search
 from tests.engine import CAPABLE, dataset_for, step_plan
 from tests.many.test_gpu_members import folded, group_of
 from tests.records import Lines, outcome, record, short
-from tests.records.decisions import LIBRARIES, geometry, total_bytes
+from tests.records.decisions import LIBRARIES, flags, geometry, total_bytes
 from tests.records.sampled import Case, Draw, cases, selected
 
 TUNED = (
@@ -140,8 +140,7 @@ class Sizes(dict[str, int]):
 def geometries() -> Lines:
     """How each kernel is launched, by sizes that are made up."""
     for key, kernel in sorted(KERNELS.items()):
-        flags = [n for n in ("cooperative", "relocatable", "specific") if getattr(kernel, n)]
-        yield f"# {'/'.join(key)}: {kernel.name} of {kernel.source} {short(flags)}"
+        yield f"# {'/'.join(key)}: {kernel.name} of {kernel.source} {short(flags(kernel))}"
         yield f"shapes {short(kernel.shapes)} carveout {kernel.carveout}"
         for is_large in (False, True):
             for choice in (0, 1):
