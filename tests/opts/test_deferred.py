@@ -71,6 +71,23 @@ def test_a_thread_has_registers_for_the_factors_of_all_steps(batch: int, steps: 
     assert max(count for _, count in merged(plan.unrolled(6))) == steps
 
 
+@pytest.mark.parametrize(("opt", "impls"), [
+    ("bf16,mma", ("skinny", "skinny")), ("bf16,mma=sync", ("mma", "mma", "mma")),
+    ("bf16,mma=many", ("wgmma", "wgmma")), ("tf32,mma", ("wgmma_tf32", "wgmma_tf32", "mma")),
+    ("mma", ("wgmma_tf32", "wgmma_tf32", "mma")), ("tiled", ("tiled", "tiled", "tiled"))])
+def test_updates_are_deferred_whichever_tensor_core_kernel_they_are_by(
+        opt: str, impls: tuple[str, ...]) -> None:
+    """But those of a layer whose input gradient is in the same kernel, or that has 7 outputs, the
+    forward GEMM of which has the loss behind it."""
+    plan = plan_of(f"preload,{opt},fuse", (2048, 2048, 1024, 7))
+    updates = [op for op in plan.ops if {"w", "dz", "x"} <= op.operands.keys()]
+    assert tuple(op.impl for op in updates) == impls
+    for op in updates:
+        assert ("defers" in op.attributes) == (
+            op.impl != "tiled" and op.kind == "weight_update"
+            and op.operands["w"] != "fc3.weight"), op.name
+
+
 @pytest.mark.parametrize("steps", [1, 2, 3, 5, 9])
 @pytest.mark.parametrize("batch", [1, 3, 4])
 def test_nobody_reads_weights_before_they_are_stored(batch: int, steps: int) -> None:

@@ -203,6 +203,17 @@ def test_a_byte_beyond_an_allocation_is_one_too_many(device: Device, size: int, 
             return
 
 
+@pytest.mark.parametrize(("past", "words"), [
+    (-1, "reaches 1 byte past the end"), (0, "out of bounds: 0 bytes past the end"),
+    (1, "out of bounds: 1 byte past the end"), (255, "out of bounds: 255 bytes past the end")])
+def test_an_access_is_said_to_begin_in_an_allocation_or_behind_it(device: Device, past: int,
+                                                                  words: str) -> None:
+    address = device.memory.allocate(100, "bytes").address
+    device.fill(address + 100 + past, 0, 2, "bytes")
+    with pytest.raises(SimulationError, match=words):
+        device.stream.synchronize()
+
+
 @pytest.mark.parametrize("memory", [1 << 20, 4 << 20])
 def test_a_simulated_gpu_has_the_memory_that_it_is_given(memory: int) -> None:
     device = Device(sim_backend(memory=memory))
