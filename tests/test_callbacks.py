@@ -23,6 +23,7 @@ from rawnn.engine.callbacks import (
     without_file_writers,
 )
 from rawnn.engine.checkpoint import find, listed, read
+from rawnn.engine.checkpoint_store import Store
 from rawnn.engine.config import Config
 from rawnn.engine.result import Report, Result
 from rawnn.engine.session import Session
@@ -227,6 +228,42 @@ def test_without_bringing_the_best_back() -> None:
     script = Script(EarlyStopping(1, restore_best=False), [1, 2, 3, 4, 5, 6])
     result = go(script)
     same_parameters(result, go(epochs=2))
+
+
+@pytest.mark.parametrize("restore", [True, False])
+@pytest.mark.parametrize("keeps", [True, False])
+def test_checkpoints_say_whether_the_best_parameters_are_kept(tmp_path: Path, restore: bool,
+                                                              keeps: bool) -> None:
+    stopping = EarlyStopping(3, restore_best=restore, directory=tmp_path if keeps else None)
+    go(Checkpoints(tmp_path), stopping, epochs=2)
+    facts = find(tmp_path, print)[1].facts["early_stopping"]
+    assert facts["saved"] == (tmp_path / BEST).exists() == (restore and keeps)
+
+
+class Begun(Listener):
+    """Asks the run to end before its first epoch."""
+
+    def started(self, session: Session) -> None:
+        session.stop("enough")
+
+
+@pytest.mark.parametrize(("every", "written"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (5, [5]),
+                                                (9, [5])])
+def test_each_checkpoint_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                         every: int, written: list[int]) -> None:
+    found = []
+    monkeypatch.setattr(Store, "save", lambda self, checkpoint: found.append(checkpoint.epoch))
+    go(save=str(tmp_path), save_every=every, epochs=5)
+    assert found == written
+
+
+def test_a_run_without_an_epoch_writes_no_checkpoint(tmp_path: Path) -> None:
+    assert not go(Begun(), save=str(tmp_path)).history
+    assert epochs(tmp_path) == []
+    go(save=str(tmp_path), epochs=2)
+    before = {path: path.stat().st_mtime_ns for _, path in listed(tmp_path)}
+    go(Begun(), save=str(tmp_path), resume=str(tmp_path))
+    assert {path: path.stat().st_mtime_ns for _, path in listed(tmp_path)} == before
 
 
 def test_early_stopping_from_the_options(tmp_path: Path) -> None:

@@ -28,10 +28,13 @@ from rawnn.persistent.rounding import with_rounded_inputs
 from rawnn.persistent.sharding import Members
 from rawnn.persistent.spelling import exactly, parse_sharding, sharding_of
 from rawnn.plan.build import training_step
+from rawnn.plan.op import Op
+from rawnn.plan.ops.members import EVALUATE, TRAIN
 from rawnn.plan.policy import Policy
 from rawnn.plan.recipe import DataSpec
+from rawnn.ptx.kernels import kernel_for
 from tests.records import Lines, outcome, record, short
-from tests.records.decisions import choice_lines
+from tests.records.decisions import choice_lines, flags
 from tests.records.sampled import Case, Draw, cases
 
 NUMBERS = ("", "tf32", "bf16", "fp16", "bf16,sr")
@@ -245,3 +248,8 @@ def best_members(tried: Sequence[Choice], chosen: Members, on: Chip) -> Lines:
     yield f"evaluation {measured.nbytes} bytes: " + ", ".join(
         f"{name} {start}" for name, start in sorted(measured.places.items())
     )
+    for kind, layout in ((TRAIN, tried[0].layout), (EVALUATE, measured)):
+        impl = kernel_for(Op(kind, kind, {}, {"layout": layout, "left": 0}))
+        grid, block = impl.geometry({"launched": 7})
+        yield (f"{kind} of 7: {grid} of {block}, shared {impl.shared({})}, "
+               f"cluster {impl.cluster({})}, carveout {impl.carveout} {short(flags(impl))}")

@@ -7,6 +7,7 @@ import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from rawnn.model.optimizers import Optimizer
 from rawnn.persistent.choose import choose
@@ -46,6 +47,15 @@ ROOMS = (
 )  # fmt: skip
 """Problems by Adam, blocks of a group, groups, boundaries, and resident blocks of members."""
 
+BY_EXAMPLES: tuple[tuple[int, dict[str, Any]], ...] = (
+    (16, {"layers": (784, 10), "batch": 128}),
+    (2, {"layers": (70, 7), "batch": 27, "shuffle": True, "schedule": "cosine",
+         "optimizer": Optimizer("sgd", 0.1, {"decay": 0.01, "momentum": 0.9})}),
+    (8, {"layers": (49, 16), "batch": 64, "network": {"bias": False}, "numbers": "tf32"}),
+    (4, {"layers": (40, 13), "batch": 24, "optimizer": Optimizer("adam", 1e-3)}),
+)  # fmt: skip
+"""Blocks that split the examples of a layer, and its step."""
+
 
 def parts(text: str) -> Iterator[str]:
     """The parts of a kernel: a name, statements, a checksum."""
@@ -83,6 +93,11 @@ def written_kernels() -> Lines:
         partial = layout_of(d, HOPPER.shared).with_partial_batch()
         yield written(f"{name}, {d.text}, a partial batch", source(partial, "train_steps"))
         yield written(f"{name}, {d.text}, 0 bytes", source(layout_of(d, 0), "train_steps"))
+    for blocks, keywords in BY_EXAMPLES:
+        d = Sharding(problem(**keywords), blocks, 1, 256, "SE")
+        layout = layout_of(d, HOPPER.shared)
+        yield written(f"{d.problem.layers}, {d.text}", source(layout, "train_steps"))
+        yield written("  a partial batch", source(layout.with_partial_batch(), "train_steps"))
 
 
 @record
