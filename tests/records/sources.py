@@ -87,6 +87,9 @@ def written_kernels() -> Lines:
             if number % 5 == 0:
                 layout = traced(replace(chosen, layout=layout), 3).layout
             yield written(f"{name}, {layout.sharding.text}", source(layout, "train_steps"))
+            if p.ordered:
+                epoch = replace(layout, has_epoch_boundary=True)
+                yield written("  a whole epoch", source(epoch, "train_steps"))
     for name, tp_size, dp_size, boundaries, transport, micro_batches in BOUNDARIES:
         d = Sharding(problem(**VARIETY[name]), tp_size, dp_size, 256, boundaries, micro_batches,
                      transport)
@@ -108,6 +111,8 @@ def written_kernels_that_stream() -> Lines:
         d = Sharding(p, layers[1] // 8, 1, 512, f"F{'G' * (p.depth - 1)}F", transport=STREAM)
         layout = layout_of(d, HOPPER.shared)
         yield written(d.text, streamed_source(layout, "train_steps"))
+        epoch = replace(layout, has_epoch_boundary=True)
+        yield written("  a whole epoch", streamed_source(epoch, "train_steps"))
 
 
 @record
