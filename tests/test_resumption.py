@@ -636,3 +636,16 @@ def test_only_complete_moments_are_corrected(missing: tuple[str, ...]) -> None:
         beta = {"m": 0.9, "v": 0.999}[name[-1]]
         factor = 1.0 if missing else (1 - beta**30) / (1 - beta**15)
         np.testing.assert_allclose(found[name], array * factor, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("steps", "schedule", "stays"), [
+    (15, "cosine", False), (15, "constant", True), (30, "cosine", True), (0, "cosine", True)])
+def test_a_clock_stays_where_it_is_right_or_counted_nothing(steps: int, schedule: str,
+                                                            stays: bool) -> None:
+    """Moments that no step has changed have nothing to be corrected by."""
+    network = Network((3, 2), bias=False)
+    state = {f"fc1.weight.{part}": np.ones((2, 3)) for part in ("m", "v")}
+    stored = Checkpoint(network, network.initial(1), 3,
+                        state={**state, "clock": np.array([3, steps], np.int32)})
+    recipe = Recipe(5, Optimizer("adam", 0.1), schedule=schedule, epochs=9)
+    assert (at_its_epoch(stored, recipe, 10) is stored) == stays
