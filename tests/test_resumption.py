@@ -21,7 +21,7 @@ from rawnn.engine.checkpoint import Checkpoint, find, unpack, write
 from rawnn.engine.config import Config
 from rawnn.engine.model import Model
 from rawnn.engine.result import Result
-from rawnn.engine.resumption import at_its_epoch, state_of
+from rawnn.engine.resumption import Resumption, at_its_epoch, state_of
 from rawnn.engine.training import train
 from rawnn.model.layers import Network
 from rawnn.model.optimizers import UPDATE_RULES, Optimizer
@@ -301,6 +301,22 @@ def test_a_file_that_has_changed_is_other_data(tmp_path: Path, rawnn: Rawnn) -> 
     assert done.status == 0, done.err
     np.testing.assert_array_equal(newest(tmp_path / "saved").normalisation.std, before.std)
     assert rawnn("--resume", saved, "--epochs", "4").status == 0  # that file is its data now
+
+
+@pytest.mark.parametrize(("record", "asked", "is_refused"), [
+    ({"arrays": True, "split": None}, None, True), ({"arrays": True, "split": None}, 0.2, False),
+    ({"arrays": True, "split": [0.2, 1]}, None, False),
+    ({"arrays": False, "split": None}, None, False), ({}, None, False)])
+def test_only_arrays_that_were_tested_on_others_need_them_again(
+        record: dict[str, Any], asked: Any, is_refused: bool) -> None:
+    """The test part of a file or a data set that has one comes with it."""
+    network = Network((6, 3))
+    before = Resumption(Path("it"), Checkpoint(network, network.initial(0), 1, data=record), ())
+    if is_refused:
+        with pytest.raises(ConfigError, match="tested on separate validation data"):
+            before.validation(asked)
+    else:
+        assert before.validation(asked) == asked
 
 
 @pytest.mark.parametrize(("epoch", "updates", "steps"), [
