@@ -198,6 +198,15 @@ def test_a_long_epoch_is_unrolled_by_parts() -> None:
     assert chosen("best,bf16", steps=100_000).values["graphs"] == presets.UNROLLED_STEPS
 
 
+def test_a_kernel_of_whole_epochs_is_not_unrolled() -> None:
+    """Only launches are nodes: an epoch of the kernel is one, however long."""
+    steps = presets.MAX_UNROLLED_NODES
+    found = select("best", Network((784, 128, 10)), steps, HOPPER, batch=128,
+                   recipe=Recipe(128, epochs=2000), data_spec=DataSpec(128 * steps)).values
+    assert "persistent" in found
+    assert found["graphs"] == "epoch"
+
+
 # -- cuBLASLt beside mma ---------------------------------------------------------------------------
 
 WIDE, SMALL = Network((784, 1024, 1024, 1024, 10)), Network((784, 128, 10))

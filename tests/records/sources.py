@@ -15,6 +15,7 @@ from rawnn.persistent.layout import Layout, layout_of
 from rawnn.persistent.member_problem import evaluation_layout, training_problem
 from rawnn.persistent.member_source import member_source
 from rawnn.persistent.problem import Unsupported
+from rawnn.persistent.schedule import build
 from rawnn.persistent.sharding import DSMEM, L2, STREAM, Members, Sharding
 from rawnn.persistent.source import source
 from rawnn.persistent.streamed_source import streamed_source
@@ -101,6 +102,24 @@ def written_kernels() -> Lines:
         layout = layout_of(d, HOPPER.shared)
         yield written(f"{d.problem.layers}, {d.text}", source(layout, "train_steps"))
         yield written("  a partial batch", source(layout.with_partial_batch(), "train_steps"))
+
+
+@record
+def parts_of_steps() -> Lines:
+    """What each phase of a step stamps in a trace, in the order of its code."""
+    others: dict[str, dict[str, Any]] = {"examples": BY_EXAMPLES[0][1], **{
+        f"{depth} layers": {"layers": (64, *(depth - 1) * (48,), 16), "batch": 64,
+                            "numbers": "bf16", "shuffle": True} for depth in (3, 5)}}
+    for name, tp_size, dp_size, boundaries, transport, micro_batches in (
+            *BOUNDARIES, ("examples", 16, 1, "SE", DSMEM, 1),
+            ("3 layers", 6, 1, "FGGF", STREAM, 1), ("5 layers", 6, 1, "FGGGGF", STREAM, 1)):
+        p = problem(**(others.get(name) or VARIETY[name]))
+        d = Sharding(p, tp_size, dp_size, 256, boundaries, micro_batches, transport)
+        schedule = build(d)
+        yield f"# {name}, {d.text}"
+        for what, listed in (("each", schedule.micro_batch), ("step", schedule.step)):
+            yield what + ": " + ", ".join(
+                f"{phase.name} {'+'.join(phase.stamps(d)) or '-'}" for phase in listed)
 
 
 @record
