@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -452,3 +453,48 @@ def test_answers_of_an_autoencoder_are_normalised_as_its_inputs(loss: str) -> No
     z, t = model.predict(x, "values" if loss == "mse" else "logits").astype(float), clean / 255
     exact = np.mean((z / 255 - t) ** 2) if loss == "mse" else np.mean(np.logaddexp(0, z) - z * t)
     assert model.score(x, clean).loss == pytest.approx(exact, rel=1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "names", "wanted"), [
+    ("", (), np.arange(3)),
+    ("", ("0", "1"), np.array(["0", "1", "2"])), ("uint8", (), np.uint8([0, 1, 2])),
+    ("bool", ("0", "1"), np.arange(3)), ("int16", ("-1", "7"), np.int16([-1, 7, 2])),
+    ("", ("a", "b"), np.array(["a", "b", "2"])), ("int16", ("a", "b"), np.array(["a", "b", "2"]))])
+def test_labels_are_as_in_training(dtype: str, names: tuple[str, ...], wanted: Any) -> None:
+    """Outputs without a name have their number, which is no truth value above 1."""
+    network = Network((4, 3))
+    found = Model(network, network.initial(0), label_names=names, label_dtype=dtype).labels
+    assert found.dtype == wanted.dtype
+    assert found.tolist() == wanted.tolist()
+
+
+def test_labels_of_two_outputs_may_be_truth_values() -> None:
+    network = Network((4, 2))
+    found = Model(network, network.initial(0), label_dtype="bool").labels
+    assert (found.dtype, found.tolist()) == (np.dtype(bool), [False, True])
+
+
+@pytest.mark.parametrize(("device", "is_said"), [("host", False), ("auto", True), ("sim", False)])
+def test_predicting_on_the_host_is_said_where_a_gpu_was_asked_for(
+        device: str, is_said: bool, caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: Any) -> None:
+        raise DeviceError("no driver")
+
+    monkeypatch.setattr(machine, "open_gpu", missing)
+    network = Network((4, 3))
+    with caplog.at_level(logging.INFO, "rawnn"):
+        Model(network, network.initial(0)).predict(np.zeros((1, 4), np.float32), device=device)
+    assert ("predicting on the host" in caplog.text) == is_said
+
+
+def test_inputs_that_float32_cannot_hold_are_for_a_normalisation_in_float64() -> None:
+    network, inputs = Network((1, 2)), np.array([[3e39], [5e39]])
+    parameters = network.initial(0)
+    wide = Normalisation(1.0, np.array([4e39]), np.array([1e39]))
+    assert wide.is_double
+    np.testing.assert_allclose(
+        Model(network, parameters, wide).predict(inputs, "logits"),
+        Model(network, parameters).predict(np.array([[-1.0], [1.0]]), "logits"), rtol=1e-6)
+    with pytest.raises(DataError, match="float32"):
+        Model(network, parameters).predict(inputs)

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import msgspec
 import pytest
 
 from rawnn.common.errors import RawnnError
+from rawnn.engine import result as result_module
 from rawnn.engine.config import Config
 from rawnn.engine.result import SCHEMA_VERSION, Report, Result, environment, schema
 from tests.test_training import Recorder, run
@@ -127,6 +129,57 @@ def test_the_environment_has_the_locked_clocks(monkeypatch: pytest.MonkeyPatch) 
     found = environment("cuda", {"name": "x"}, {"cudnn": "9.1.0"})
     assert found.clocks == {"locked_sm_mhz": "1980"}
     assert set(found.libraries) == {"numpy", "cudnn"}
+    for name, value in (("RAWNN_CLOCKS", "locked"), ("RAWNN_LOCKED_GPU", "1"),
+                        ("RAWNN_LOCKED_MEM_MHZ", "2619")):
+        monkeypatch.setenv(name, value)
+    assert environment("cuda", None, {}).clocks == {
+        "clocks": "locked", "locked_gpu": "1", "locked_sm_mhz": "1980", "locked_mem_mhz": "2619"}
+
+
+GPU = {"name": "NVIDIA H200", "driver": "580.1", "ordinal": 0}
+PLACE: dict[str, Any] = {"device": "cuda", "gpu": GPU, "commit": "0123456789+",
+                         "date": "2026-01-02", "platform": "Linux x86_64"}
+
+
+@pytest.mark.parametrize(("changed", "key", "is_other"), [
+    ({}, "2026-01-02 0123456 NVIDIA H200", False),
+    ({"commit": ""}, "2026-01-02 unknown NVIDIA H200", True),
+    ({"device": "sim"}, "2026-01-02 0123456 SIMULATED GPU", True),
+    ({"gpu": None, "device": "host"}, "2026-01-02 0123456 host (Linux x86_64)", True),
+    ({"gpu": {**GPU, "name": "A100"}}, "2026-01-02 0123456 A100", True),
+    ({"gpu": {**GPU, "driver": "580.2"}}, "2026-01-02 0123456 NVIDIA H200", True),
+    ({"gpu": {**GPU, "ordinal": 1}}, "2026-01-02 0123456 NVIDIA H200", False),
+    ({"date": "2026-01-03", "python": "3.14"}, "2026-01-03 0123456 NVIDIA H200", False)])
+def test_where_something_was_measured(changed: dict[str, Any], key: str, is_other: bool) -> None:
+    here = msgspec.structs.replace(environment("cuda", GPU, {}), **PLACE)
+    there = msgspec.structs.replace(here, **changed)
+    assert there.key == key
+    assert (there.place != here.place) == is_other
+
+
+def test_the_commit_says_whether_files_are_changed(monkeypatch: pytest.MonkeyPatch,
+                                                   tmp_path: Path) -> None:
+    commit = result_module._commit.__wrapped__
+    monkeypatch.delenv("RAWNN_COMMIT", raising=False)
+    monkeypatch.setattr(result_module, "__file__", str(tmp_path / "rawnn" / "engine" / "r.py"))
+    assert commit() == ""
+
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", *words],
+            check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init")
+    (tmp_path / "file").write_text("as it was")
+    git("add", "file")
+    git("commit", "-m", "One")
+    (tmp_path / "other").write_text("git does not know it")
+    head = git("rev-parse", "HEAD")
+    assert commit() == head
+    (tmp_path / "file").write_text("as it is")
+    assert commit() == f"{head}+"
+    monkeypatch.setenv("RAWNN_COMMIT", "abc")
+    assert commit() == "abc"
 
 
 def test_a_result_shows_no_parameters(result: Result) -> None:
@@ -145,4 +198,7 @@ def test_what_a_result_and_its_model_show_is_a_line() -> None:
     assert ": 4 epochs, " in repr(seldom)  # two reports
     assert ": 0 epochs, " in repr(replace(result, history=[]))
     assert repr(ended).endswith(" ms an epoch, as asked)")
-    assert repr(replace(result, interrupted=True)).endswith(", interrupted)")
+    for changed, words in (({"interrupted": True}, "interrupted"),
+                           ({"interrupted": True, "broken_epoch": 3}, "interrupted in epoch 3"),
+                           ({"interrupted": True, "stopped": "as asked"}, "interrupted")):
+        assert repr(replace(result, **changed)).endswith(f" ms an epoch, {words})")

@@ -13,6 +13,7 @@ from rawnn.cuda.launch import Arguments, KernelLaunch
 from rawnn.cuda.stream import Event, Stream
 from rawnn.graphs import Graph
 from rawnn.sim import Race, Simulation, SimulationError, graphs
+from rawnn.sim.codes import CODES
 
 from .work import read, relu, sgd, vector
 
@@ -315,6 +316,25 @@ def test_capture_may_not_wait_for_work_outside(device: Device, graph: Graph) -> 
     assert driver.cuStreamWaitEvent(stream, event.handle, 0)[0] == 905
     assert driver.cuStreamEndCapture(stream)[0] == INVALIDATED
     event.close()
+
+
+def test_captures_do_not_merge(device: Device) -> None:
+    """A stream that is captured already may not join another capture."""
+    driver, others = device.driver, [Stream(device.driver) for _ in range(2)]
+    event = Event(driver)
+    first, second = (int(other.handle) for other in others)
+    for handle in (first, second):
+        assert driver.cuStreamBeginCapture(handle) == (0,)
+    event.record(others[0])
+    assert driver.cuStreamWaitEvent(first, event.handle, 0) == (0,)
+    assert driver.cuStreamWaitEvent(second, event.handle, 0)[0] \
+        == CODES["cuda"]["CUDA_ERROR_STREAM_CAPTURE_MERGE"][0]
+    for handle in (first, second):
+        code, graph = driver.cuStreamEndCapture(handle)
+        assert code == 0
+        driver.cuGraphDestroy(graph)
+    for thing in (event, *others):
+        thing.close()
 
 
 def test_event_times(device: Device) -> None:

@@ -201,13 +201,23 @@ def test_softmax_layouts_that_are_refused(device: Device) -> None:
     one = ctypes.c_float(1)
     scale = ctypes.addressof(one)
 
-    def forward() -> int:
-        return int(api.cudnnSoftmaxForward(handle, 1, 0, scale, tensor, 512, scale, tensor, 512)[0])
+    def forward(to: int = 0) -> int:
+        return int(api.cudnnSoftmaxForward(handle, 1, SOFTMAX_MODE_CHANNEL, scale, tensor, 512,
+                                           scale, to or tensor, 512)[0])
 
     assert forward() == 2000  # no shape yet
     assert api.cudnnSetTensor4dDescriptorEx(tensor, "float32", (0, 1, 1, 1), (1,) * 4) == (2000,)
-    api.cudnnSetTensor4dDescriptorEx(tensor, "float32", (2, 3, 1, 1), (1, 2, 1, 1))
-    assert forward() == 3000
+    other = api.cudnnCreateTensorDescriptor()[1]
+    rows, scattered = ("float32", (2, 3, 1, 1), (3, 1, 1, 1)), ("float32", (2, 3, 1, 1),
+                                                                (1, 2, 1, 1))
+    for code, of_tensor, of_other in (
+            (3000, scattered, scattered), (3000, scattered, rows), (3000, rows, scattered),
+            (2000, rows, ("float16", *rows[1:])), (2000, rows, ("float32", (3, 3, 1, 1), rows[2])),
+            (3000, ("float32", (2, 3, 2, 1), rows[2]), ("float32", (2, 3, 2, 1), rows[2]))):
+        for given, values in ((tensor, of_tensor), (other, of_other)):
+            assert api.cudnnSetTensor4dDescriptorEx(given, *values) == (0,)
+        assert forward(other) == code
+    api.cudnnDestroyTensorDescriptor(other)
     assert api.cudnnSetStream(handle, 5) == (2000,)
     api.cudnnDestroyTensorDescriptor(tensor)
     assert forward() == 2000

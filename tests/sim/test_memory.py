@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from rawnn.common.errors import OutOfMemory
 from rawnn.cuda.device import Device
 from rawnn.cuda.errors import CallFailed
+from rawnn.graphs import Graph
 from rawnn.sim import ReadBeforeWrite, Simulation, SimulationError, sim_backend
 from rawnn.sim.memory import Memory
 from rawnn.sim.order import Task
@@ -212,6 +213,42 @@ def test_an_access_is_said_to_begin_in_an_allocation_or_behind_it(device: Device
     device.fill(address + 100 + past, 0, 2, "bytes")
     with pytest.raises(SimulationError, match=words):
         device.stream.synchronize()
+
+
+def test_a_kernel_that_ran_before_is_checked_again_once_memory_is_freed(device: Device) -> None:
+    z, a = device.memory.allocate(32, "z"), vector(device)
+    device.fill(z.address, 0, 32, "z")
+    work = relu(device, z.address, a)
+    graph = Graph(device.driver, device.context)
+    graph.capture((), device.stream, lambda: work.run(0), "relu")
+    again = graph.instantiate("relu")
+    again.launch(device.stream)
+    work.run(0)
+    device.stream.synchronize()
+    device.memory.free(z)
+    again.launch(device.stream)
+    with pytest.raises(SimulationError, match=r"operand 'z' .*use after free"):
+        device.stream.synchronize()
+    again.close()
+    graph.close()
+
+
+def test_addresses_are_aligned_as_the_driver_says_and_no_more() -> None:
+    memory = Memory(1 << 20)
+    for nbytes in (1, 256, 257, 511, 512, 1024, 4097):
+        assert memory.allocate(nbytes, "here") % 512 == 256
+
+
+def test_the_latest_of_what_was_freed_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rawnn.sim.memory._REMEMBERED", 2)
+    memory = Memory(1 << 20)
+    freed = [memory.allocate(100, f"line {i}") for i in range(4)]
+    for address in freed:
+        memory.free(address, "end")
+    for i, address in enumerate(freed):
+        words = f"double free of 100 bytes at .* made at line {i}" if i > 1 else "free of .* at end"
+        with pytest.raises(SimulationError, match=words):
+            memory.free(address, "end")
 
 
 @pytest.mark.parametrize("memory", [1 << 20, 4 << 20])

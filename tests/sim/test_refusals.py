@@ -172,6 +172,7 @@ def test_a_context_is_released_as_often_as_it_was_retained() -> None:
     assert driver.cuCtxSetCurrent(1) == (0,)
     assert driver.cuDevicePrimaryCtxRelease(0) == (0,)
     assert driver.cuDevicePrimaryCtxRelease(0) == (released,)
+    assert driver.cuCtxSetCurrent(0) == (0,)  # none is one of its own
 
 
 def test_the_end_of_a_context_is_that_of_all_it_had() -> None:
