@@ -61,6 +61,15 @@ def test_outputs_are_those_of_the_model(activation: str, loss: str, bias: bool,
         np.testing.assert_allclose(found[name], expected, rtol=0, atol=2e-5)
 
 
+@pytest.mark.parametrize("loss", ["cross_entropy", "bce"])
+def test_classes_of_outputs_that_are_alike_are_those_of_the_model(loss: str) -> None:
+    model = model_of(loss=loss)
+    model.parameters = {name: 0 * array for name, array in model.parameters.items()}
+    inputs = np.ones((3, 13), np.float32)
+    np.testing.assert_array_equal(run(onnx_model(model), inputs)["classes"],
+                                  model.predict(inputs))
+
+
 @pytest.mark.parametrize("normalisation", [
     Normalisation(), Normalisation(1 / 255),
     Normalisation(1.0, np.zeros(13, np.float32), np.full(13, 2.0, np.float32))])

@@ -130,6 +130,11 @@ def test_one_hot_columns_name_the_classes() -> None:
         assert model.score(X, answers).accuracy == 1.0
 
 
+def test_one_hot_columns_are_as_many_as_outputs_also_where_no_row_has_the_last() -> None:
+    with pytest.raises(ConfigError, match="3 outputs, but arrays has 6"):
+        trained(np.eye(6)[PLACES], 3)
+
+
 def test_rows_that_are_not_one_hot_are_refused_and_values_stay_values() -> None:
     y = np.eye(3)[PLACES]
     for bad in ([0.5, 0.5, 0], [1, 1, 0], [0, 0, 0], [2, 0, 0], [np.nan, 1, 0]):

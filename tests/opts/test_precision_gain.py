@@ -15,6 +15,7 @@ from rawnn.opts.precision_gain import CLEAR
 from rawnn.persistent.chip import chip_of
 from rawnn.persistent.choose import choose
 from rawnn.persistent.problem import problem_of
+from rawnn.persistent.sharding import Sharding
 from rawnn.plan.recipe import DataSpec, Recipe
 from tests.engine import CAPABLE
 
@@ -71,6 +72,16 @@ def test_with_the_sharding_of_a_precision_its_own_estimate_comes_out(optimizer: 
     assert found.choice is not None
     assert persistent_payoff.estimate_sharding(LARGER, recipe, spec, "tf32", HOPPER, None,
                                                found.choice.sharding) == found
+
+
+@pytest.mark.parametrize(("batch", "is_held"), [(64, True), (4096, False)])
+def test_a_sharding_that_does_not_fit_in_a_precision_is_none_of_it(batch: int,
+                                                                   is_held: bool) -> None:
+    recipe, spec = Recipe(batch, Optimizer()), DataSpec(64 * batch, labels="", targets=46)
+    problem = problem_of(persistent_payoff._step(LARGER, recipe, spec, "bf16"))
+    found = persistent_payoff.estimate_sharding(LARGER, recipe, spec, "tf32", HOPPER, 5.0,
+                                                Sharding(problem, 1, 1, 256, "FFF"))
+    assert (found.choice is not None, found.launches) == (is_held, 5.0)
 
 
 def test_nothing_is_said_within_the_error_of_the_model() -> None:

@@ -189,3 +189,7 @@ def test_a_place_that_cannot_be_written_is_said(cache: Path) -> None:
     (cache / "choices").write_text("a file, where a directory should be")
     choices.write(choices.file_of(INFO), INFO, {}, messages.append)
     assert "cannot be stored" in messages[0]
+    (cache / "choices").unlink()
+    choices.file_of(INFO).mkdir(parents=True)  # a directory, where a file should be
+    choices.write(choices.file_of(INFO), INFO, {}, messages.append)
+    assert "cannot be stored" in messages[1]
