@@ -308,3 +308,28 @@ def test_a_compilation_delays_by_its_products_beyond_that_of_launches(layers: tu
     assert persistent_payoff.count_gemms(problem) == products
     assert persistent_payoff.extra_compile_us(problem) == pytest.approx(
         max(0.0, products * each - 0.45e6))
+
+
+@pytest.mark.parametrize(("more", "is_taken"), [(0.0, True), (1.0, False)])
+def test_as_many_steps_as_earn_the_compilation_are_enough(
+        more: float, is_taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is said without a verdict is by the same bound."""
+    network, recipe, spec = Network((64, 48, 10)), Recipe(32, epochs=64), DataSpec(32 * 64)
+    steps, launches = 64 * 64, 512.0
+    chosen = persistent_payoff.evaluate_payoff(network, recipe, spec, "", CAPABLE, launches)
+    assert chosen.estimate is not None
+    later = steps * (launches - chosen.estimate.persistent)
+    assert later / (launches - chosen.estimate.persistent) == steps  # exactly
+    monkeypatch.setattr(persistent_payoff, "extra_compile_us", lambda problem: later + more)
+    found = persistent_payoff.evaluate_payoff(network, recipe, spec, "", CAPABLE, launches)
+    assert found.taken == is_taken
+    assert found.estimate is not None
+    assert (found.estimate.us(steps) < launches) == is_taken
+
+
+@pytest.mark.parametrize(("examples", "counted"), [(0, 1), (1, 1), (60_000, 60_000)])
+def test_a_data_spec_without_data_has_an_example(examples: int, counted: int) -> None:
+    for loss, targets in (("cross_entropy", 0), ("mse", 7)):
+        found = persistent_payoff.default_data_spec(Network((9, 7), loss=loss), examples)
+        assert (found.examples, found.targets, bool(found.labels)) == (counted, targets,
+                                                                       not targets)

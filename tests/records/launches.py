@@ -184,6 +184,7 @@ def ranks() -> Lines:
         ("best,fp16,nccl=sharded", 2, {}),
         ("best,bf16,-arena,pool", 2, {}),
         ("best,bf16", 2, {"layers": (4096, 8192, 8192)}),
+        ("best,nccl=1:backward", 2, {"layers": (500,) * 4, "bias": False}),  # a bucket each
     ):
         case = Case(0, {**wide, **more, "opt": opt}, DataSpec(60_000, scale=1 / 255), "H200")
         for rank in (0, 1) if world == 2 and "sharded" in opt else (1,):

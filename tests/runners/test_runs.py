@@ -6,6 +6,7 @@ that ends without an error has shown all three.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 
 import numpy as np
@@ -174,3 +175,13 @@ def test_the_peak_of_memory_is_of_this_run_alone(opt: str, width: int) -> None:
     assert small < large
     assert small == peak_of(Device(sim_backend()), 8)
     assert peak_of(device, width) == large
+
+
+def test_numbers_that_overflow_on_the_host_are_no_warnings() -> None:
+    """A run that diverges ends with a sentence of its own."""
+    runner = HostRunner(make_work("none", (29, 18, 7), random_dataset(), lr=1e20))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            runner.epoch(True)
+    assert np.isnan(runner.metrics()[0]).any()
