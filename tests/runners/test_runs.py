@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -177,11 +178,15 @@ def test_the_peak_of_memory_is_of_this_run_alone(opt: str, width: int) -> None:
     assert peak_of(device, width) == large
 
 
-def test_numbers_that_overflow_on_the_host_are_no_warnings() -> None:
+@pytest.mark.parametrize(("opt", "network"), [("none", {}), ("none", {"activation": "gelu"}),
+                                              ("fp16", {}), ("none", {"loss": "mse"})])
+def test_numbers_that_overflow_on_the_host_are_no_warnings(opt: str, network: dict[str, Any]
+                                                           ) -> None:
     """A run that diverges ends with a sentence of its own."""
-    runner = HostRunner(make_work("none", (29, 18, 7), random_dataset(), lr=1e20))
+    data = dataset_for(Network((29, 18, 7), **network), 70, 23)
+    runner = HostRunner(make_work(opt, (29, 18, 7), data, lr=1e20, network_options=network))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(3):
             runner.epoch(True)
-    assert np.isnan(runner.metrics()[0]).any()
+    assert not np.isfinite(runner.metrics()[0]).all()
