@@ -80,7 +80,9 @@ def test_a_data_set_made_beforehand_gets_names_where_the_network_is_smaller() ->
     y = np.array([1, 2, 5])[PLACES]
     data = from_arrays((X, y), (X, y))
     assert (data.classes, data.label_names) == (6, ())
-    result = train(data=data, layers=(3, 3), epochs=20, batch=4, lr=1.0, device="host")
+    options: dict[str, Any] = {"epochs": 20, "batch": 4, "lr": 1.0, "device": "host"}
+    assert train(data=data, layers=(3, 6), **options).label_names == ()
+    result = train(data=data, layers=(3, 3), **options)
     assert result.label_names == ("1", "2", "5")
     np.testing.assert_array_equal(result.model.predict(X, "labels"), y)
     with pytest.raises(ConfigError, match="ends in 2 outputs, but arrays has 6"):
