@@ -194,13 +194,26 @@ def test_time_is_counted_once_in_an_interrupted_run(monkeypatch: pytest.MonkeyPa
     (1e30, None, "the inputs reach from -1e+30 to 2e+30, which normalise = learned (--normalise "
                  "learned) standardises; else use a smaller learning rate than 1e+38"),
     (1e30, "learned", ": use a smaller learning rate than 1e+38"),
-    (1.0, None, ": use a smaller learning rate than 1e+38")])
+    (50.0, None, ": use a smaller learning rate than 1e+38"),  # up to 100
+    (50.5, None, "the inputs reach from -50.5 to 101, which"),
+    (-50.5, None, "the inputs reach from -101 to 50.5, which")])
 def test_a_run_that_diverges_on_large_inputs_has_their_fix(
         scale: float, normalise: str | None, advice: str) -> None:
     x = np.resize(np.array([-1.0, 0.0, 2.0]), (40, 2)) * scale
     with pytest.raises(TrainingDiverged, match=re.escape(advice)):
         train(data=(x, np.arange(40) % 2), layers=(2, 8, 2), lr=1e38, epochs=3, batch=8,
               normalise=normalise, device="host")
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(("largest", "advice"), [
+    (10.0, ": use a smaller"), (-10.0, ": use a smaller"),
+    (10.5, "the targets reach from 0 to 10.5"), (-10.5, "the targets reach from -10.5 to 0")])
+def test_a_run_that_diverges_on_large_targets_has_their_fix(largest: float, advice: str) -> None:
+    x = np.resize(np.array([-1.0, 0.0, 2.0]), (40, 2))
+    with pytest.raises(TrainingDiverged, match=re.escape(advice)):
+        train(data=(x, largest * (np.arange(40) % 2) + 0.0), layers=(2, 8, 1), loss="mse", lr=1e38,
+              epochs=3, batch=8, device="host")
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -117,5 +117,14 @@ def test_a_gpu_without_clusters_has_none() -> None:
     assert choose(p, AMPERE).sharding.boundaries[-1] != "E"
 
 
+@pytest.mark.parametrize(("tp_size", "dp_size", "found"), [
+    (0, 0, {2, 4, 8, 16}), (0, 1, {2, 4, 8, 16}), (16, 0, {16}), (8, 1, {8}), (0, 2, set()),
+    (16, 2, set()), (3, 0, set())])
+def test_only_what_is_asked_for_is_tried(tp_size: int, dp_size: int, found: set[int]) -> None:
+    tried = list(candidates_by_examples(problem((784, 10), 128), HOPPER, tp_size, dp_size))
+    assert {d.tp_size for d in tried} == found
+    assert all(d.dp_size == 1 for d in tried)
+
+
 def test_bytes_of_one_layer_are_shared_so_on_a_gpu_with_clusters() -> None:
     assert choose(problem((784, 10), 128), HOPPER).sharding.text == "16x1:512:SE"
