@@ -65,6 +65,14 @@ def test_a_list_starts_with_data_and_buffers_on_the_device(text: str, words: lis
     assert not [note for note in found.notes if "which" in note]
 
 
+@pytest.mark.parametrize(("last", "words"), [
+    ("preload", ["preload"]), ("fuse", ["preload", "arena", "nosync", "fuse"]),
+    ("graphs", ["preload", "arena", "nosync", "fuse", "streams", "graphs=auto"]),
+    ("cublas", ["preload", "arena", "nosync", "fuse", "streams", "graphs=auto"])])
+def test_a_selection_through_one_of_its_toggles(last: str, words: list[str]) -> None:
+    assert chosen("graphs,streams,fuse").through(last).words() == words
+
+
 def test_on_the_host_a_list_starts_with_preload() -> None:
     assert chosen("fuse", machine=HOST).words() == ["preload", "fuse"]
     assert chosen("none,fuse", machine=HOST).words() == ["fuse"]
