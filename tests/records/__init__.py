@@ -38,6 +38,7 @@ MODULES = (
     "tables",
     "charts",
     "interface",
+    "asked",
 )
 Lines = Iterator[str]
 RECORDS: dict[str, Callable[[], Lines]] = {}
