@@ -106,6 +106,41 @@ def test_rounding_bits_are_even_over_elements_and_over_steps():
         assert (np.abs(ones - 0.5) < 2.5 / np.sqrt(bits.size)).all()
 
 
+def mixed(value: int) -> int:
+    """The integer hash of 32 bits that every device has, too."""
+    value = value * 0x7FEB352D & 0xFFFFFFFF
+    value = (value ^ value >> 15) * 0x846CA68B & 0xFFFFFFFF
+    return value ^ value >> 16
+
+
+@pytest.mark.parametrize(("seed", "epoch", "count"), [
+    (0, 0, 1), (0, 0, 2), (1, 0, 4), (1, 5, 5), (2**63 + 9, 2**32 + 1, 16), (7, 3, 17),
+    (3, 1, 257), (2**33, 2**31, 300)])  # fmt: skip
+def test_a_permutation_is_that_of_the_network_one_example_after_the_other(seed, epoch, count):
+    """Stored runs, and kernels, count on its orders: other ones would be as random."""
+    keys = [int(key) for counter in (0, 1) for key in
+            philox(seed, 0, (epoch % 2**32) << 32 | counter, Purpose.PERMUTATION)]
+    half = next(bits for bits in range(1, 20) if 4**bits >= count)
+
+    def mapped(index: int) -> int:
+        left, right = divmod(index, 2**half)
+        for key in keys:
+            left, right = right, left ^ mixed(right ^ key) % 2**half
+        index = left * 2**half + right
+        return index if index < count else mapped(index)
+
+    assert permutation(seed, epoch, count).tolist() == [mapped(i) for i in range(count)]
+
+
+@pytest.mark.parametrize("step", [0, 3, 2**32 + 3])
+def test_rounding_bits_are_the_halves_of_the_words_of_eight_neighbours(step):
+    """The low half comes first, as kernels read it."""
+    words = [int(word) for group in range(3) for word in
+             philox(5, 6, (step % 2**32) << 32 | group, Purpose.ROUNDING, rounds=7)]
+    halves = [half for word in words for half in (word % 2**16, word >> 16)]
+    assert rounding_bits(5, 6, step, np.arange(24)).tolist() == halves
+
+
 @given(SEEDS, st.integers(0, 2**31 - 1), st.integers(0, 5000))
 @settings(max_examples=200, deadline=None)
 def test_permutations_hold_every_example_once(seed, epoch, count):
