@@ -16,6 +16,7 @@ from rawnn.data import from_arrays, idx
 from rawnn.data.arrays import split_rows
 from rawnn.data.dataset import load_dataset
 from rawnn.data.dataset_types import Dataset
+from rawnn.data.dlpack import DeviceArray
 from rawnn.data.identity import differences, identity_of
 from rawnn.data.input_scale import check_scales
 from rawnn.data.normalise import Normalisation, TargetNormalisation
@@ -243,6 +244,9 @@ DRAWS: dict[str, Callable[[], Any]] = {
 }
 
 
+FITS = (("float32", 5, 7), ("float64", 5, 7), ("float32", 4, 7), ("float32", 5, 0))
+
+
 @record
 def arrays() -> Lines:
     for name, draw in DRAWS.items():
@@ -253,10 +257,13 @@ def arrays() -> Lines:
     pixels = X.astype(np.uint8)
     for first, second in ((pixels, X), (X, pixels), (X / 400, X), (X, X * 200), (X, X)):
         yield f"scales {first.dtype} {second.dtype}: {outcome(lambda: check_scales(first, second))}"
-    for asked in ("learned", "pixels", "none", None, {"std": 0.0}, {"scale": 2}, 3, "x"):
+    for asked in ("learned", "pixels", "none", None, {"std": 0.0}, {"scale": 2}, 3, "x",
+                  {"scale": [1]}, {"scale": None}, {"mean": "x"}, {"std": [1, 2]}):
         yield f"normalisation {asked}: " + outcome(lambda: vars_of(Normalisation.of(asked, X)))
     for asked in ("learned", "none", None, "x"):
         yield f"targets {asked}: " + outcome(lambda: vars_of(TargetNormalisation.of(asked, X)))
+    there = DeviceArray(4096, (3, 4), np.dtype("float32"), 5, 7, None)
+    yield f"{there}: {[there.fits(*asked) for asked in FITS]}"
     one, other = from_arrays((X, Y)), from_arrays((X + 1, Y[::-1].copy()), seed=4)
     yield f"differences: {differences(identity_of(one), identity_of(other))}"
     yield f"none: {differences(identity_of(one), identity_of(one))}"
