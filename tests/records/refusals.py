@@ -355,13 +355,22 @@ def bad_searches() -> Lines:
         (None, 1, [[True] * 30]),
         (None, 1, 3),
         (None, 1, [[1, 2], [3]]),
+        (None, 1, np.array([[1, 2], [3, 0]])),
+        (None, 1, iter([[1, 2], [3]])),
+        (None, 1, iter(())),
+        (2, 1, None),
+        (30, 1, None),
         (True, 1, None),
         (3, 1.5, None),
     ):
-        attempts[f"folds {folds} {repeats} {str(rows)[:24]}"] = lambda f=folds, r=repeats, w=rows: [
+        given = f"iterator {len(attempts)}" if hasattr(rows, "__next__") else str(rows)[:24].replace("\n", "")
+        attempts[f"folds {folds} {repeats} {given}"] = lambda f=folds, r=repeats, w=rows: [
             (len(a), len(b)) for a, b in zip(*_lists(folds_of(f, r, w, data, 3)), strict=True)
         ]
     attempts["k folds"] = lambda: [each[:6].tolist() for each in folds_of(4, 1, None, data, 3).rows]
+    attempts["repeated folds"] = lambda: [
+        each.tolist() for each in folds_of(4, 2, None, data, 3).held_out
+    ]
     for args in (
         (100, 50, 3, None),
         (100, 50, 3, 2),
