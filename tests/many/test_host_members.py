@@ -324,3 +324,35 @@ def test_groups_of_a_device_free_what_they_hold_for_one_another(
     monkeypatch.setattr(second, "_begin", begin)
     first.close()
     second.close()
+
+
+def test_a_worker_without_jobs_takes_the_last_of_the_longest_queue(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state goes along where another worker has the member's session, and only there."""
+    sent: list[tuple[int, int, int, Any]] = []
+
+    class Worker:
+        def __init__(self, number: int) -> None:
+            self.number, self.connection = number, self
+
+        def send(self, job: Any) -> None:
+            (_, member), epochs, epoch, arrays = job
+            sent.append((self.number, member, epochs, arrays))
+            assert epoch == 10 * member
+
+        def recv(self) -> tuple[str, str]:
+            return "figures", f"state of worker {self.number}"
+
+    done: dict[int, Any] = {}
+    jobs = [Job((0, n), n + 1, MemberState(10 * n, {"of": n}),  # type: ignore[dict-item]
+                lambda *found, n=n: done.__setitem__(n, found)) for n in range(7)]
+    pool = host.WorkerPool(3)
+    pool._workers = [Worker(number) for number in range(3)]  # type: ignore[misc]
+    pool.owner = {(0, 0): 0, (0, 1): 0, (0, 2): 0, (0, 3): 1}
+    monkeypatch.setattr(host, "wait", lambda busy: [max(busy, key=lambda each: each.number)])
+    pool._train(jobs)
+    own = {n: {"of": n} for n in range(7)}
+    assert sent == [(0, 0, 1, None), (1, 3, 4, None), (2, 4, 5, own[4]), (2, 6, 7, own[6]),
+                    (2, 2, 3, own[2]), (2, 1, 2, own[1]), (2, 5, 6, own[5])]
+    assert pool.owner == {(0, n): {0: 0, 3: 1}.get(n, 2) for n in range(7)}
+    assert done == {n: ("figures", f"state of worker {pool.owner[0, n]}") for n in range(7)}
