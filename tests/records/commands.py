@@ -405,6 +405,8 @@ REFUSED = (
             "--normalise-targets learned",
         )
     ),
+    "--device host --validation 0.3",
+    "--dataset idx --validation 0.3",
     "--epoch 3",
     "--learning-rate 3",
     "--dropout 3",
@@ -438,6 +440,7 @@ REFUSED = (
             "lr=1..2:1",
             "device=host",
             "lrr=1",
+            "devize=host",
             "lr=a",
             "seed=1.5",
             "bias=maybe",
