@@ -9,8 +9,10 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ import pytest
 import rawnn
 from rawnn.common.errors import ConfigError, DeviceError, RanksError, RawnnError
 from rawnn.distributed import Team, launcher
+from rawnn.engine.config import Config
 from rawnn.many import loop, training
 from rawnn.many.ranks import RankMembers
 from tests.distributed.runs import teams
@@ -72,6 +75,76 @@ def test_each_rank_trains_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RankMembers, "_run", noted)
     on_ranks(2, **{**OPTIONS, "epochs": 1}, seed=range(5), device="host")
     assert trained == {0: [[0, 2, 4]], 1: [[1, 3]]}
+
+
+@dataclass(frozen=True)
+class Three:
+    """A group of three members with different epochs."""
+
+    config: Config = field(default_factory=lambda: Config(sharding="1x1:64:FF"))
+    members: Any = tuple(SimpleNamespace(epochs=epochs) for epochs in (7, 8, 9))
+
+    def __len__(self) -> int:
+        return 3
+
+
+class Trainer:
+    """Trains nothing: what it has of a member names the rank."""
+
+    def __init__(self, rank: int, sharding: str) -> None:
+        self.rank, self.sharding, self.calls = rank, sharding, list[Any]()
+
+    def run(self, active: Any, epochs: int) -> None:
+        self.calls.append(("run", active.tolist(), epochs))
+
+    def scores(self, first: int) -> Any:
+        return SimpleNamespace(figures=np.full((3, 5 - first, 3), self.rank, np.float64))
+
+    def state(self, members: Any) -> Any:
+        return {"w": 10 * members + self.rank, **({"clock": members} if self.rank < 3 else {})}
+
+    def load(self, members: Any, state: Any) -> None:
+        self.calls.append(("load", members.tolist(), {k: v.tolist() for k, v in state.items()}))
+
+    def close(self) -> None:
+        self.calls.append(("close",))
+
+
+def test_a_rank_has_the_trainer_of_its_share_and_no_other() -> None:
+    """Three members on four ranks, from rank 1 on: rank 0 has none. The first chooses how all do,
+    and it alone speaks. A stack that one share lacks is none of the whole."""
+    made: dict[int, list[Any]] = {rank: [] for rank in range(4)}
+
+    def act(team: Team) -> Any:
+        def make(group: Any, opened: Any, notify: Any, at_once: int) -> Any:
+            made[team.rank].append((group.config.sharding, opened, notify == said.append, at_once))
+            trainers.append(Trainer(team.rank, "1x1:128:FF"))
+            return trainers[-1]
+
+        said: list[str] = []
+        trainers: list[Trainer] = []
+        group: Any = Three()
+        members = RankMembers(group, f"of {team.rank}",  # type: ignore[arg-type]
+                              team, make, said.append, 8, first=1)
+        everyone = np.arange(3, dtype=np.int32)
+        members.run(everyone, 2)
+        members.run(everyone[1:], 1)
+        state = members.state(everyone[::-1])
+        members.load(everyone[:2], {"w": np.array([5, 6])})
+        figures = members.scores(1).figures
+        assert members.sharding == "1x1:128:FF"
+        members.close()
+        return ({k: v.tolist() for k, v in state.items()}, figures[:, 0, 0].tolist(), figures.shape,
+                [each.calls for each in trainers])
+
+    found = all_fine(teams(4, act))
+    assert made == {0: [], 1: [("1x1:64:FF", "of 1", True, 2)],
+                    **{rank: [("1x1:128:FF", f"of {rank}", False, 2)] for rank in (2, 3)}}
+    assert [each[:3] for each in found] == [({"w": [23, 12, 1]}, [1, 2, 3], (3, 4, 3))] * 4
+    assert [each[3] for each in found] == [
+        [], [[("run", [0], 2), ("run", [], 1), ("load", [0], {"w": [5]}), ("close",)]],
+        [[("run", [1], 2), ("run", [1], 1), ("load", [1], {"w": [6]}), ("close",)]],
+        [[("run", [2], 2), ("run", [2], 1), ("close",)]]]
 
 
 def test_ranks_take_equal_steps_however_fast_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
