@@ -239,6 +239,9 @@ DRAWS: dict[str, Callable[[], Any]] = {
     "lists": lambda: from_arrays((X.tolist(), Y.tolist())),
     "ragged": lambda: from_arrays(([[1], [1, 2]], [0, 1])),
     "large": lambda: from_arrays((X.astype(np.float64) * 1e39, Y)),
+    **{f"{value} normalised": lambda value=value: from_arrays(
+        (np.where(np.arange(60).reshape(20, 3) == 22, value, np.float64(X)), Y), (X, Y),
+        normalise={"std": 0.01}) for value in (3e38, -3e38)},
     "close": lambda: from_arrays((X.astype(np.float64) / 1e9 + 1e9, Y)),
     "mixed": lambda: from_arrays((X, np.array([1, "a"] * 10, object))),
 }

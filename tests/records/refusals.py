@@ -363,7 +363,8 @@ def bad_searches() -> Lines:
         (True, 1, None),
         (3, 1.5, None),
     ):
-        given = f"iterator {len(attempts)}" if hasattr(rows, "__next__") else str(rows)[:24].replace("\n", "")
+        listed = str(rows)[:24].replace("\n", "")
+        given = f"iterator {len(attempts)}" if hasattr(rows, "__next__") else listed
         attempts[f"folds {folds} {repeats} {given}"] = lambda f=folds, r=repeats, w=rows: [
             (len(a), len(b)) for a, b in zip(*_lists(folds_of(f, r, w, data, 3)), strict=True)
         ]
