@@ -13,7 +13,7 @@ from rawnn.common.target import gpu_named
 from rawnn.data import from_arrays
 from rawnn.data.normalise import Normalisation, TargetNormalisation
 from rawnn.engine.config import Config
-from rawnn.many import member_plans
+from rawnn.many import member_plans, training
 from rawnn.many.folds import folds_of
 from rawnn.many.grouping import _whole, load, members_of
 from rawnn.many.members import Group, group_key
@@ -184,3 +184,27 @@ def test_the_data_of_a_list_are_its_rows_in_its_own_units(
             np.testing.assert_allclose(values, wanted, rtol=1e-5, atol=1e-4)
         assert found.normalisation is inputs[fold]
         assert found.target_normalisation is of
+
+
+def test_each_group_that_goes_on_on_the_host_says_what_it_leaves_out(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    configs = [Config(layers=layers, batch=8, opt="bf16", device="host")
+               for layers in ((3, 2), (3, 4, 2), (3, 5, 2))]
+    data, exact = load((X, Y), configs[0], (X, Y), None, "rows", lambda text: None)
+    lists = folds_of(None, 1, [range(24)], data, 0)
+    members = members_of(configs, lists, data, None, exact)
+    asked: list[Any] = []
+
+    def select(opt: str, network: Any, steps: int, machine: str, **more: Any) -> int:
+        asked.append((opt, network.layers, steps, machine, more["batch"], more["lenient"]))
+        return len(network.layers)
+
+    said: list[str] = []
+    monkeypatch.setattr(training, "select", select)
+    monkeypatch.setattr(training, "continued_on_host", lambda layers: f"{layers}" * (layers > 2))
+    run: Any = SimpleNamespace(opened=SimpleNamespace(machine="its machine"), notify=said.append)
+    again = training._on_host(members, run)
+    assert asked == [("bf16", config.layers, 3, "its machine", 8, True) for config in configs]
+    assert said == ["3", "3"]
+    assert [group.is_lenient for group in again.groups] == [True] * 3
+    assert not any(group.is_lenient for group in members.groups)
