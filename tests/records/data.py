@@ -69,6 +69,15 @@ TABLES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("1,2\n3,4\n", {"target": "a"}),
     ("a,b\n1,2\n# x\n3,4\n", {}),
     ("id,a\n1,2\n2,3\n", {"target": "a"}),
+    ("a,b,y\n9007199254740993,2,0\n9007199254740992,4,1\n3,4,1\n", {"target": "y"}),
+    ("a,b,y\n9007199254740992,2,0\n9007199254740990,4,1\n3,4,1\n", {"target": "y"}),
+    ("0,1,2,3\n5,6,7,0\n1,2,3,1\n", {}),
+    ("0,1,2,3,4\n5,6,7,0,8\n1,2,3,1,9\n", {}),
+    ("a,b,y\n1,2,a\n3,4,5\n5,6,7\n6,7,b\n", {"target": "y"}),
+    ("a,b,y\n1,2,a\n3,4,5\n5,6,b\n", {"target": "y"}),
+    ("a,b,y\n2020-01-02,2,0\n", {"target": "y"}),
+    ("a,b,y\n2020-01-02x,2,0\n", {"target": "y"}),
+    ("a,b,y\nTrue,2,0\n", {"target": "y"}),
 )
 
 
@@ -156,6 +165,8 @@ def _table(table: Any) -> str:
     return (
         f"{table.inputs.dtype} {table.inputs.tolist()} -> "
         f"{None if table.answers is None else table.answers.tolist()} {table.feature_names}"
+        + "".join(f", {name} {list(found)}" for name in ("target_names", "notes", "cautions")
+                  if (found := getattr(table, name)))
     )
 
 
