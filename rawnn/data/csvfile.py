@@ -301,15 +301,15 @@ class Sheet:
 
     @property
     def has_large_numbers(self) -> bool:
-        """Whether an input exceeds the integers that float64 holds exactly."""
+        """Whether an input may stand for another integer, which float64 does not hold."""
         values = np.frombuffer(self._numbers, np.float64)
-        return max(float(values.max()), -float(values.min())) > EXACT_IN_FLOAT64
+        return max(float(values.max()), -float(values.min())) >= EXACT_IN_FLOAT64
 
     def note_merged(self, file: IO[str]) -> None:
         """Note the columns of inputs of which distinct numbers became equal in float64, from the
         same file, read again: their text is not stored."""
         values = np.frombuffer(self._numbers, np.float64).reshape(-1, len(self.features))
-        places = np.flatnonzero(np.abs(values).max(axis=0) > EXACT_IN_FLOAT64).tolist()
+        places = np.flatnonzero(np.abs(values).max(axis=0) >= EXACT_IN_FLOAT64).tolist()
         texts: list[set[Decimal]] = [set() for _ in places]
         rows = (row for row in self._reader(file) if row)
         for row in itertools.islice(rows, int(bool(self.header)), None):
