@@ -253,6 +253,22 @@ def test_a_session_that_is_forgotten_is_closed_once_and_leaves_its_stream(sessio
     assert gpu.closed == 3
 
 
+def test_a_session_that_cannot_begin_leaves_its_stream(
+        sessions: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*given: Any, **more: Any) -> None:
+        raise KeyboardInterrupt
+
+    made = sessions(2, 10_000, 9_900)
+    gpu = made._opened.device
+    monkeypatch.setattr("rawnn.many.sessions.Session", refused)
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            made._begin(0)
+    assert not made._is_measured
+    made.close()
+    assert (gpu.streams, gpu.closed) == (1, 1)
+
+
 @pytest.mark.parametrize("at_once", [1, 2, 3, 9])
 def test_as_many_members_are_in_training_as_there_is_room_for(
         sessions: Any, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
