@@ -56,6 +56,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "halving": {"lr": [0.001, 0.02, 0.1, 0.3], "halving": 2, "epochs": 5},
     "sizes": {"layers": [(4, 3), (4, 5, 3)], "epochs": [1, 2], "monitor": "test_accuracy"},
     "early stopping": {"lr": [0.0, 0.2], "epochs": 4, "patience": 1},
+    "late stopping": {"lr": [0.0, 0.2], "epochs": 4, "patience": 2, "min_delta": 0.5},
+    "repeated folds": {"lr": [0.02], "folds": 2, "repeats": 3, "epochs": 1},
     "divergence": {
         "lr": [0.1, 1e30],
         "epochs": 2,
@@ -126,6 +128,9 @@ def many_networks() -> Lines:
         yield from (f"{k}: {rough(v)}" for k, v in results.items())
         yield f"{found[0]} {found[-1].config.lr} {found[0].fold} {len(found[0].history)} reports"
         yield outcome(lambda: found[99])
+        kept = {k: v for k, v in found.stored.settings.items() if k not in ("seconds", "data")}
+        yield f"settings {short(kept)}"
+        yield from (f"{k} {rough(v)}" for k, v in found.progress.arrays().items() if k != "history")
         timed = replace(found.stored, settings={**found.stored.settings, "seconds": 0.5})
         still = replace(found, stored=timed)
         yield re.sub(r"\d+\.\d+", "#", f"{still!r} {still}")
