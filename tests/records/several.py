@@ -75,6 +75,9 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
+OF_DICTIONARY = ("members", "shardings", "groups", "candidates", "varied", "interrupted", "notes")
+
+
 class Heard(Listener):
     """Keeps the sentences and the reports, without times."""
 
@@ -131,6 +134,12 @@ def many_networks() -> Lines:
         kept = {k: v for k, v in found.stored.settings.items() if k not in ("seconds", "data")}
         yield f"settings {short(kept)}"
         yield from (f"{k} {rough(v)}" for k, v in found.progress.arrays().items() if k != "history")
+        as_dict = found.to_dict()
+        yield from (f"dictionary, {k}: {rough(as_dict[k])}" for k in OF_DICTIONARY)
+        yield f"scores {rough(found.scores('train_loss'))}"
+        for asked in (None, 2, np.int64(1), [1, 0], [99], []):
+            models = outcome(lambda: [m.network for m in found.ensemble(asked).models])
+            yield f"ensemble of {asked}: {models}"
         timed = replace(found.stored, settings={**found.stored.settings, "seconds": 0.5})
         still = replace(found, stored=timed)
         yield re.sub(r"\d+\.\d+", "#", f"{still!r} {still}")
