@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from rawnn.common.errors import check_whole, unknown
 from rawnn.common.suggestions import nearest
 from rawnn.common.target import NAMED, Machine, gpu_named, known
 from rawnn.engine.config import Config, parse_layers, read_toml
+from rawnn.many import training
 from rawnn.many.folds import folds_of
 from rawnn.many.halving import rungs_of
 from rawnn.many.spaces import checked, grid_of, int_uniform, log_uniform, sampled, uniform
-from rawnn.many.variation import variation_of
+from rawnn.many.variation import Variation, variation_of
 from rawnn.model.layers import Network
 from rawnn.model.schedules import parse
 from rawnn.opts import TOGGLES, select
@@ -417,12 +419,47 @@ def bad_searches() -> Lines:
     ):
         attempts[f"space {str(space)[:60]}"] = lambda s=space: sampled(checked(s), 3, 7)
         attempts[f"grid {str(space)[:60]}"] = lambda s=space: grid_of(checked(s), 5)
+    two = [Config(lr=0.5, save="own"), Config(lr=0.25, patience=3)]
+    for configs, options, monitor in (
+        (two, {}, None),
+        (two[:1], {"save": "other", "save_every": 3, "device": "host"}, None),
+        (two[:1], {"patience": 2, "min_delta": 0.5, "keep": 4}, "train_loss"),
+        (two[:1], {}, "train_loss"),
+        (two[1:], {}, "train_loss"),
+        (two[1], {"patience": 2}, None),
+        (two, {"lr": 3}, None),
+        (variation_of(None, {"lr": [0.5, 0.25]}), {"device": "host", "lr": 2}, None),
+        (None, {"lr": [0.5, 0.25], "patience": 2, "device": "host"}, "train_loss"),
+        (None, {"lr": 0.5}, "train_loss"),
+    ):
+        name = f"{configs} and {options} by {monitor}" if configs is None else \
+            f"configs {len(attempts)} and {options} by {monitor}"
+        attempts[name] = lambda c=configs, o=options, m=monitor: [
+            _not_default(each) for each in training._variation(c, o, m).configs
+        ]
+    for config, asked in (
+        (Config(epochs=9, patience=3, min_delta=0.5, save="x", save_every=4), (None, None, None)),
+        (Config(epochs=9, patience=1, monitor="train_loss"), (2, None, None)),
+        (Config(epochs=9), (2, 3, "test_accuracy")),
+        (Config(loss="mse"), (None, None, "test_accuracy")),
+        (Config(), (None, None, "loss")),
+    ):
+        for count in (1, 6):
+            found = Variation((replace(config, epochs=2), *[config] * count), {})
+            attempts[f"rules of {count} x {_not_default(config)} with {asked}"] = (
+                lambda f=found, c=config, a=asked: vars(training._rules(f, c, *a))
+            )
     attempts["grid without a budget"] = lambda: len(grid_of(checked({"seed": range(9)})))
     attempts["all bits"] = lambda: [
         repr(each["lr"]) for each in sampled(checked({"lr": uniform(0, 1)}), 4, 11)
     ]
     for name, call in attempts.items():
         yield f"{name}: {outcome(call)}"
+
+
+def _not_default(config: Config) -> dict[str, Any]:
+    plain = vars(Config())
+    return {name: value for name, value in vars(config).items() if value != plain[name]}
 
 
 def _lists(found: Any) -> tuple[Any, Any]:
