@@ -376,7 +376,9 @@ def screens_of_many() -> Lines:
         )
         for quiet in (False, True):
             screen = many_command._Screen(quiet, quiet)
+            yield from printed(screen._alive)
             yield from printed(lambda: screen.started(session))
+            yield from printed(screen._alive)
             for each in (
                 ManyReport(1, 1200, 1212, 1199, "test_loss", 0.123456, 1234567.8, 4000.0),
                 ManyReport(20, 3, 9, -1, "test_loss", math.nan, 0.4, math.nan),
