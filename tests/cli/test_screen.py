@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -159,3 +160,46 @@ def test_sentences_are_printed_as_they_are(
     texts = ["a shape of [3, 4]", "[red]no colour[/red]", "[/] persistent=1x1:100:FFFF [link=x]"]
     sentences(table_console(), texts)
     assert capsys.readouterr().out.splitlines() == texts
+
+
+def test_a_table_in_a_pipe_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns, width in ((None, 200), ("90", 90), ("wide", 200)):
+        monkeypatch.delenv("COLUMNS", False)
+        if columns is not None:
+            monkeypatch.setenv("COLUMNS", columns)
+        assert [(table_console(stderr=stderr).width, table_console(stderr=stderr).stderr)
+                for stderr in (False, True)] == [(width, False), (width, True)]
+
+
+def test_a_sign_of_life_is_due_a_period_after_the_last_output(monkeypatch: pytest.MonkeyPatch
+                                                              ) -> None:
+    clock = Clock()
+    monkeypatch.setattr("rawnn.cli.screen.perf_counter", clock)
+    heart = Heartbeat(lambda: None)
+    for now, due in ((4.9, False), (5.0, True), (9.0, True)):
+        clock.now = now
+        assert heart.due is due
+    heart.restart()
+    for now, due in ((13.9, False), (14.0, True)):
+        clock.now = now
+        assert heart.due is due
+
+
+def test_the_bar_is_told_what_is_done_and_fits_the_terminal(monkeypatch: pytest.MonkeyPatch
+                                                            ) -> None:
+    clock, told = Clock(), list[Any]()
+    monkeypatch.setattr("rawnn.cli.screen.perf_counter", clock)
+    screen = Screen("toggles", 1)
+    monkeypatch.setattr(screen, "_pace", Pace(1, now=clock))
+    screen.rounds(2)
+    bar = SimpleNamespace(disable=False, console=SimpleNamespace(width=66),
+                          update=lambda task, **more: told.append(more))
+    monkeypatch.setattr(screen, "_bar", bar)
+    for done, now in ((1, 4.0), (2, 8.0)):
+        clock.now = now
+        screen.advance(done, 4, "linear best"[: 8 + done])
+    same = {"total": 4, "refresh": True}
+    assert told == [{"completed": 1, "description": "toggles: linear be", "left": "about 12 s left",
+                     **same},
+                    {"completed": 2, "description": "toggles: linear b…", "left": "about 8 s left",
+                     **same}, {"left": "about 8 s left", "refresh": True}]
