@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -372,3 +373,19 @@ def test_a_worker_without_jobs_takes_the_last_of_the_longest_queue(
                     (2, 2, 3, own[2]), (2, 1, 2, own[1]), (2, 5, 6, own[5])]
     assert pool.owner == {(0, n): {0: 0, 3: 1}.get(n, 2) for n in range(7)}
     assert done == {n: ("figures", f"state of worker {pool.owner[0, n]}") for n in range(7)}
+
+
+def test_groups_are_read_from_the_file_that_workers_map() -> None:
+    """Their arrays lie there as they are, from multiples of 64 bytes on."""
+    groups = [group_of([Config(**OPTIONS, seed=seed)], data=(X[:rows], Y[:rows]))
+              for seed, rows in ((0, 61), (1, 83))]
+    with tempfile.TemporaryFile() as file:
+        host._write(groups, file)
+        found = host.read(file.fileno())
+        assert [group.members for group in found] == [group.members for group in groups]
+        for own, group in zip(found, groups, strict=True):
+            for name in ("train_images", "train_labels", "test_images", "test_labels"):
+                array = getattr(own.dataset, name)
+                assert np.array_equal(array, getattr(group.dataset, name))
+                assert array.ctypes.data % 64 == 0
+                assert not array.flags.writeable

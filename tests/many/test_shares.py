@@ -129,3 +129,16 @@ def test_a_state_has_what_all_places_have_of_it(monkeypatch: pytest.MonkeyPatch)
     assert (found["epoch"] == 2).all()
     alone = np.flatnonzero(trainer._owner == 0).astype(np.int32)
     assert sorted(trainer.state(alone)) == ["epoch", "more", "w"]
+
+
+@pytest.mark.parametrize(("epochs", "places", "together", "owner"), [
+    ((9, 1, 8, 2, 7, 3), 2, False, [1, 0, 0, 1, 1, 0]), ((5, 5, 5, 4), 3, False, [1, 2, 0, 0]),
+    ((3,) * 5, 2, False, [0, 1, 0, 1, 0]), ((3,) * 5, 2, True, [0, 0, 0, 1, 1]),
+    ((3, 3, 4), 2, True, [0, 1, 0]), ((1, 2), 4, True, [0, 1])])
+def test_shares_get_members_of_like_epochs_in_turn(
+        epochs: tuple[int, ...], places: int, together: bool, owner: list[int]) -> None:
+    """From the fewest epochs on; in pieces where all end together."""
+    made = cast(Any, Shares.__new__(Shares))
+    SharedMembers.__init__(made, cast(Any, Group(epochs)), places, 7, together)
+    assert made._owner.tolist() == owner
+    assert made.at_once == -(-7 // places)
