@@ -140,6 +140,9 @@ def many_networks() -> Lines:
         for asked in (None, 2, np.int64(1), [1, 0], [99], []):
             models = outcome(lambda: [m.network for m in found.ensemble(asked).models])
             yield f"ensemble of {asked}: {models}"
+        for asked in ({"epochs": 1}, {"members": [99]}, {"members": []},
+                      {"epochs": 1, "members": [0]}):  # fmt: skip
+            yield f"again {asked}: {outcome(lambda: len(found.resume(**asked)))}"
         timed = replace(found.stored, settings={**found.stored.settings, "seconds": 0.5})
         still = replace(found, stored=timed)
         yield re.sub(r"\d+\.\d+", "#", f"{still!r} {still}")
