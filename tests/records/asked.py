@@ -9,7 +9,7 @@ from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import click
@@ -523,6 +523,14 @@ def _of_files(calls: Calls) -> Lines:
                 bench_command._measure(case, Path(file), 8.0, "b", "sim", "synthetic")
                 yield f"$ {name}, resumes {case.resumes}, into {file}"
                 yield from calls.lines
+    plain = {"commit": "c1", "machine": "a GPU", "gpu": {"driver": "580"},
+             "libraries": {"x": "1", "y": "2", "z": "3"}}  # fmt: skip
+    for more in ({}, {"commit": None}, {"machine": "another"}, {"gpu": None}, {"libraries": {}},
+                 {"libraries": {"y": "2", "z": "4", "w": "5"}},
+                 {"libraries": {"z": "4", "x": "0"}}):
+        one, other = (SimpleNamespace(environments={"ladder": SimpleNamespace(**values)})
+                      for values in (plain, {**plain, **more}))  # fmt: skip
+        yield f"$ unlike {shown(more)}: {bench_command._unlike(cast(Any, one), cast(Any, other))}"
     shown_files = {name: Named(name, suites=["ladder", "check"], write=calls.of(f"{name}.write"),
                                merge=calls.of(f"{name}.merge"), environments={})
                    for name in ("a", "b", "c")}  # fmt: skip
