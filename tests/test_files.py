@@ -42,6 +42,19 @@ def test_a_file_keeps_its_permissions(tmp_path: Path) -> None:
     assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) == ("new", 0o640)
 
 
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_a_new_file_has_the_permissions_of_the_process(tmp_path: Path, mask: int) -> None:
+    """Which it leaves as they were."""
+    before = os.umask(mask)
+    try:
+        for name in ("first", "second"):
+            write_atomically(tmp_path / name, b"new")
+            assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o666 & ~mask
+    finally:
+        after = os.umask(before)
+    assert after == mask
+
+
 def test_the_file_behind_a_link_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     target, link = tmp_path / "runs" / "a.json", tmp_path / "latest.json"
