@@ -186,6 +186,14 @@ def test_a_file_can_be_named_in_place_of_what_is_kept(tmp_path: Path,
         stored_limits("Other GPU")
 
 
+def test_a_file_without_limits_is_none(tmp_path: Path) -> None:
+    for found, what in ((results(), "nothing"), (results(record("a"), record("b", case="grid")),
+                                                 "toggles, grid")):
+        found.write(tmp_path / "r.json")
+        with pytest.raises(ConfigError, match=f"r.json has no limits of a GPU, but {what}"):
+            read_limits(tmp_path / "r.json")
+
+
 def test_a_broken_file_in_the_cache_is_passed_over() -> None:
     gpu_limits.store_limits(made().results).write_text("{")
     assert stored_limits("Some GPU") is None

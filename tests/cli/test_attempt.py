@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -149,6 +150,24 @@ def test_a_curve_stays_as_near_as_other_orders_of_arithmetic() -> None:
         assert LossDifference(attempt.ORDER * least, usual).is_within_tolerance
         assert not LossDifference(attempt.ORDER * least * 1.001, usual).is_within_tolerance
     assert "did NOT stay" in str(LossDifference(3e-3, 1e-6))
+
+
+def test_curves_are_compared_with_the_base_and_with_that_op_by_op_in_its_precision(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """The differences are relative, at whatever step they are the largest."""
+    curves = {"best,bf16": [2.0, 1.0, 0.5], "best,bf16,mine": [2.0, 1.25, 0.5],
+              "none,preload,bf16": [2.2, 1.0, 0.4]}
+    ran: list[Any] = []
+
+    def training(config: Config, data: Any, opened: Any) -> Any:
+        ran.append(config.opt)
+        return SimpleNamespace(session=nullcontext(), block=ran.append,
+                               losses=lambda: np.array(curves[config.opt], np.float32))
+
+    monkeypatch.setattr(attempt, "Training", training)
+    found = attempt.compare_losses(Config(), "best,bf16", "best,bf16,mine", None, None)  # type: ignore[arg-type]
+    assert ran == ["best,bf16", 1, "best,bf16,mine", 1, "none,preload,bf16", 1]
+    assert (found.user, found.usual) == (pytest.approx(0.25), pytest.approx(0.2))
 
 
 def test_some_whole_batches_are_simulated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 from rawnn.bench.case import all_cases
+from rawnn.bench.cases import lower_bounds
 from rawnn.bench.cases.ladder import run_ladder
 from rawnn.bench.cases.lower_bounds import SIMULATED, measure_limits
 from rawnn.bench.cases.phases import trace_phases
@@ -17,6 +18,7 @@ from rawnn.bench.harness import Harness
 from rawnn.bench.peers.system_comparison import TIMER, Task
 from rawnn.bench.peers.training_problem import Problem
 from rawnn.bench.peers.worker import Timed
+from rawnn.bench.probing import ProbeDevice
 from rawnn.bench.profiling import profile
 from rawnn.bench.record import Record
 from rawnn.bench.side_by_side import compare_configurations
@@ -180,5 +182,17 @@ def measured() -> Lines:
         found_phases = trace_phases(harness, opened, problem, "persistent,graphs=epoch")
     yield from lines_of(found_phases)
     with Harness("lower-bounds") as harness:
-        measure_limits(harness, harness.open("sim", {}), SIMULATED)
+        opened = harness.open("sim", {})
+        measure_limits(harness, opened, SIMULATED)
+        with ProbeDevice(opened.device) as probing:
+            for one in lower_bounds._asked(probing, lower_bounds.Effort()):
+                how = getattr(one.make, "keywords", {})
+                words = {
+                    k: getattr(v, "name", f"{v.dtype} {v.shape} {v.sum()}" if k == "words" else v)
+                    for k, v in how.items()
+                }
+                yield (
+                    f"limit {one.name}: {one.what}, {one.how}, {one.unit}, work {one.work:,.0f}, "
+                    f"rounds {one.rounds}, {one.reason or short(words)}"
+                )
     yield from lines_of(harness.results.records)
