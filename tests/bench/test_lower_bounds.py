@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,24 @@ def test_a_constant_is_the_difference_of_many_rounds_and_few(
         first, = found.records()
         assert first.samples == pytest.approx([meant] * 3)
         assert (first.unit, first.notes) == (unit, ["what", "how, 64 and 512 rounds"])
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_nodes_of_a_chain_wait_for_the_one_before(device: Device, early: bool,
+                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or begin early behind it."""
+    asked: list[Any] = []
+
+    def add_to(graph: Any, *given: Any) -> list[int]:
+        asked.append(given)
+        return [len(asked)]
+
+    with ProbeDevice(device) as probing, ExitStack() as stack:
+        monkeypatch.setattr(probing, "_nothing", lambda blocks, is_early: {
+            (7, early): SimpleNamespace(add_to=add_to)}[blocks, is_early])
+        probing._chain(stack, 7, 3, early)
+    before: list[Any] = [[], [1], [2]]
+    assert asked == [([], 0, last) if early else (last, 0) for last in before]
 
 
 def test_a_constant_that_fails_leaves_the_others(sim: Simulation,

@@ -32,6 +32,7 @@ from rawnn.opts.presets import PRESETS
 from rawnn.opts.registry import Machine
 from rawnn.plan.recipe import DataSpec
 from tests.bench import built
+from tests.bench.measuring import standing
 from tests.engine import CAPABLE, random_dataset
 
 DATA = random_dataset(784, 10, 300, 60)
@@ -250,6 +251,16 @@ def test_an_ablation_asks_for_its_runs_by_the_workload(monkeypatch: pytest.Monke
         assert (layers[0], steps, machine) == (784, 60_000 // batch, CAPABLE)
         assert (more["batch"], more["recipe"].batch) == (batch, batch)
         assert more["data_spec"] == DataSpec(60_000, labels="uint8", scale=1 / 255)
+
+
+def test_a_device_that_is_open_is_not_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, given = open_device("host", print), []
+    monkeypatch.setattr(training, "open_timed", lambda *arguments: pytest.fail("opened again"))
+    monkeypatch.setattr(training, "trained", lambda config, data, there, watch: given.append(
+        there) or training.Sample({"epoch_ms": 1.0}))
+    with standing("workloads") as harness:
+        measure_workloads(harness, TWO, 1, 1, "host", "mnist", data=DATA, opened=opened)
+    assert given == [opened] * 2
 
 
 @pytest.mark.parametrize("ran", [(), (False,), (True,), (True, False), (False, True), (True, True)])

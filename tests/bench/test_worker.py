@@ -233,10 +233,12 @@ def test_the_examples_of_ours_are_the_problems_and_256_to_be_tested_on() -> None
         np.testing.assert_array_equal(answers, y)
         assert len(data.test_images) == count
         np.testing.assert_array_equal(data.test_images, x[:count])
-    whole = ensemble("e", (6, 4, 3), 64, 20, "mse", "sgd")
-    found, (x, y) = rawnn_many.dataset(whole), whole.arrays()
-    np.testing.assert_array_equal(found.train_targets, y)
-    assert (len(found.train_images), found.test_images.tolist()) == (len(x), x[:1].tolist())
+    for loss in ("mse", "bce", "cross_entropy"):
+        whole = ensemble("e", (6, 4, 3), 64, 20, loss, "sgd")
+        found, (x, y) = rawnn_many.dataset(whole), whole.arrays()
+        answers = found.train_labels if loss == "cross_entropy" else found.train_targets
+        np.testing.assert_array_equal(answers, y)
+        assert (len(found.train_images), found.test_images.tolist()) == (len(x), x[:1].tolist())
 
 
 def test_memory_is_given_back_where_the_system_has_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
