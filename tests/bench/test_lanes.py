@@ -28,8 +28,8 @@ class Group:
         self.given_back: list[str] = []
         self.versions = {"numpy": "2.9"}
 
-    def __call__(self, systems: tuple[str, ...], problems: int) -> Group:
-        self.made.append((systems, problems))
+    def __call__(self, systems: tuple[str, ...], problems: int, memory: int | None) -> Group:
+        self.made.append((systems, problems, memory))
         self.systems = systems
         return self
 
@@ -70,7 +70,8 @@ def compared(monkeypatch: pytest.MonkeyPatch, group: Group, names: str, said: li
     monkeypatch.setattr(system_comparison, "Lanes", group)
     monkeypatch.setattr(system_comparison, "checker", lambda problem, programs: None)
     rules = Rules(("rawnn", "numpy"), "sim", forms=lambda problem, system: [
-        f"{system} of {problem.name}"], is_large=lambda p: p.name == "L", rounds=1, **more)
+        f"{system} of {problem.name}"], is_large=lambda p: p.name == "L", rounds=1,
+        memory=5, **more)
     tasks = [task_of(tiny(name=name), f"sample/{name}") for name in names]
     with standing("sample", where=place(device="sim"), notify=said.append, budget=budget) as found:
         compare(found, tasks, rules)
@@ -83,7 +84,7 @@ def test_networks_are_made_ready_in_groups_and_given_back(monkeypatch: pytest.Mo
     found = compared(monkeypatch, group, "abLc", said, at_once=3, timeout_s=90.0)
     asked = [a for a in group.asked if isinstance(a, list)]
     assert asked == [["a", "b"], ["L"], ["c"]]
-    assert group.made == [(("rawnn", "numpy"), 3)]
+    assert group.made == [(("rawnn", "numpy"), 3, 5)]
     assert [a for a in group.asked if not isinstance(a, list)] == [
         Prepare(tiny(name=name), "sim" if system == "rawnn" else "host", [f"{system} of {name}"],
                 90.0, name == "L") for name in "abLc" for system in ("rawnn", "numpy")]
