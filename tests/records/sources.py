@@ -151,6 +151,11 @@ def written_kernels_of_many_networks() -> Lines:
             measured = evaluation_layout(d, members.listed, partial=number % 2 == 0,
                                          room=HOPPER.shared)
             yield written("  evaluation", member_source(measured, "evaluate_members"))
+            if tp_size > 1:  # of which each block has a part of every loss
+                shared = replace(d, boundaries="F" * p.depth + "S")
+                measured = evaluation_layout(shared, members.listed, partial=True,
+                                             room=HOPPER.shared)
+                yield written("  shared", member_source(measured, "evaluate_members"))
 
 
 @record

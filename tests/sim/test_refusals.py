@@ -37,8 +37,12 @@ class Things:
     def memset(self) -> Any:
         return self.driver.cuGraphAddMemsetNode(self.graph, [], self.address, 0, 4, 1)[1]
 
-    def executable(self) -> Any:
-        return self.driver.cuGraphInstantiate(self.graph, 0)[1]
+    def uploaded(self, stream: int) -> Any:
+        """The result of an upload of the graph, which is then gone."""
+        executable = self.driver.cuGraphInstantiate(self.graph, 0)[1]
+        result = self.driver.cuGraphUpload(executable, stream)
+        self.driver.cuGraphExecDestroy(executable)
+        return result
 
     def after_close(self, make: str, close: str, call: str, *behind: Any) -> Any:
         """The result of a call on something that has been destroyed."""
@@ -69,6 +73,8 @@ CASES: dict[str, tuple[str, Call]] = {
     "a graph that is gone": (INVALID, lambda t: t.after_close(
         "cuGraphCreate", "cuGraphDestroy", "cuGraphInstantiate", 0)),
     "flags of an executable graph": (INVALID, lambda t: t.driver.cuGraphInstantiate(t.graph, 1)),
+    "an upload of a graph to a stream that is none": (HANDLE, lambda t: t.uploaded(77)),
+    "an upload of a graph": ("", lambda t: t.uploaded(t.stream)),
     "a node that is none": (INVALID, lambda t: t.driver.cuGraphKernelNodeSetAttribute(
         77, "COOPERATIVE", 1)),
     "an attribute of a fill": (INVALID, lambda t: t.driver.cuGraphKernelNodeSetAttribute(
