@@ -7,6 +7,8 @@ import pytest
 from rawnn.cuda.device import Device
 from rawnn.cuda.stream import OrderingEvent, Stream
 from rawnn.sim import Race, Simulation, SimulationError
+from rawnn.sim.errors import Refused
+from rawnn.sim.memory import POOL_STEP, Memory
 from tests.sim.work import read, relu, vector
 
 MIB = 1 << 20
@@ -123,3 +125,15 @@ def test_cumemfree_takes_pooled_memory_too(device: Device) -> None:
     relu(device, z, a).run(0)
     assert (read(device, a) == 1).all()
     assert device.driver.cuMemFree(a) == (0,)
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+def test_a_pool_may_take_all_memory(beyond: int) -> None:
+    memory = Memory(3 * POOL_STEP)
+    memory.allocate(2 * POOL_STEP, "here", pooled=True)
+    if beyond:
+        with pytest.raises(Refused, match="OUT_OF_MEMORY"):
+            memory.allocate(POOL_STEP + beyond, "here", pooled=True)
+    else:
+        memory.allocate(POOL_STEP, "here", pooled=True)
+        assert memory.used == memory.total

@@ -266,6 +266,9 @@ def test_groups_and_windows_of_nccl(device: Device) -> None:
     address = api.ncclMemAlloc(512)[1]
     assert api.ncclCommWindowRegister(comm, address, 0, SYMMETRIC)[0] == invalid
     assert api.ncclCommWindowRegister(comm, address, 512, SYMMETRIC + 1)[0] == invalid
+    for begin, size in ((address, 513), (address + 1024, 4)):
+        with pytest.raises(SimulationError, match="a window"):
+            api.ncclCommWindowRegister(comm, begin, size, SYMMETRIC)
     assert api.ncclRedOpCreatePreMulSum(0.5, BYTE, comm)[0] == invalid
     code, op = api.ncclRedOpCreatePreMulSum(0.5, FLOAT, comm)
     assert code == 0
