@@ -706,3 +706,15 @@ def test_a_file_is_gone_on_with_for_as_many_epochs_as_are_asked_for(tmp_path: Pa
         for mine, other in zip(found, whole, strict=True):
             np.testing.assert_array_equal(mine.model.predict(X, "logits"),
                                           other.model.predict(X, "logits"))
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_the_best_epoch_is_kept_where_a_run_goes_on_from_it(first: int) -> None:
+    """Also where it was the last one, whose parameters are stored once."""
+    options = {**OPTIONS, "lr": [0.1, 0.2], "patience": 2, "min_delta": 5.0, "device": "host"}
+    whole = rawnn.train_many(**{**options, "epochs": 6})
+    part = rawnn.train_many(**{**options, "epochs": first}).resume(epochs=6)
+    assert part.progress.epoch.tolist() == whole.progress.epoch.tolist() == [3, 3]
+    assert part.progress.best_epoch.tolist() == [1, 1]
+    for one, other in zip(whole, part, strict=True):
+        assert np.array_equal(one.model.predict(X, "logits"), other.model.predict(X, "logits"))
