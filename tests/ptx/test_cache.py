@@ -49,6 +49,16 @@ def test_info_and_clear(cache):
     assert cache.get(KEY) is None
 
 
+def test_what_another_process_removed_since_it_was_listed_is_left_out(cache, monkeypatch):
+    cache.put(KEY, b"x" * 100)
+    before, listed = cache.info(), cache._files
+    monkeypatch.setattr(cache, "_files", lambda suffix: [*listed(suffix),
+                                                         cache.directory / f"gone{suffix}"])
+    assert cache.info() == before
+    cache.clear()
+    assert list(cache.directory.iterdir()) == []
+
+
 def test_modes_are_private(cache):
     old = os.umask(0)
     try:
