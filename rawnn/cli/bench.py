@@ -239,8 +239,8 @@ def _unlike(a: Results, b: Results) -> str:
 @click.argument("results", nargs=-1, metavar="[FILE|DIRECTORY]...")
 @click.option("--out", "out", default="report.html", show_default=True, metavar="FILE.html",
               help="The page.")
-@click.option("--title", default="The speedup of every optimization", show_default=True)
-def report(results: tuple[str, ...], out: str, title: str) -> None:
+@click.option("--title", show_default="by what the files hold", help="Of the page.")
+def report(results: tuple[str, ...], out: str, title: str | None) -> None:
     """Make one HTML page of results files, or of all in a directory (default: results).
 
     It needs no network: figures are embedded, and there are no scripts.

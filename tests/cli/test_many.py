@@ -101,6 +101,8 @@ def test_a_report_has_the_plot_and_the_table(rawnn: Rawnn, table: Path, tmp_path
         assert done.status == 0, done.err
         text = page.read_text()
         assert "Many networks: widths" in text
+        assert "<h1>Many networks</h1>" in text
+        assert "Times are medians" not in text
         assert "Test loss against learning rate" in text
         assert "The best 4 of 4 by test loss" in text
         loss = min(json.loads(file.read_text())["table"]["test_loss"])

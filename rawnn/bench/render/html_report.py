@@ -92,7 +92,7 @@ Found = tuple[str, str, Results]
 
 
 def write_report(files: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str],
-                 title: str = "The speedup of every optimization") -> list[str]:
+                 title: str | None = None) -> list[str]:
     """Write the page of some results files, or of all in some directories, and return the titles of
     its blocks. Raises ConfigError for a file that is none or where there are none, MissingLibrary
     without Jinja2."""
@@ -111,7 +111,8 @@ def write_report(files: Sequence[str | os.PathLike[str]], out: str | os.PathLike
         raise ConfigError("there are no results to report on")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     page = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
-        title=title, parts=parts, variables=PAGE_VARIABLES,
+        title=title or ("The speedup of every optimization" if found else "Many networks"),
+        measured=bool(found), parts=parts, variables=PAGE_VARIABLES,
         files=[*(name for name, _ in found), *(path.stem for path in many)])
     write_atomically(out, page.encode())
     return [block.title for part in parts for block in part.blocks]
