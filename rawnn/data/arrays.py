@@ -400,14 +400,21 @@ class _Reader:
         for label, (_, _, name, _) in zip(labels, found, strict=True):
             check_words(label, wanted, f"{name} labels", self._places(name))
         names = class_names(labels[:known], wanted, classes, outputs)
-        hosts = [class_indices(label, names, labels[0], f"{name} labels", self._places(name))
-                 for label, (_, _, name, _) in zip(labels, found, strict=True)]
-        classes = classes or len(names) or labels[0].columns \
-            or 1 + max(int(h.max()) for h in hosts[:known] if h.dtype.kind in "iu")
-        if names and len(names) != classes:
-            raise ConfigError(f"there are {len(names)} label names, but {classes} classes")
-        parts = [self._labels(given, host, classes, f"{name} labels", f"{part}_labels")
-                 for host, (given, _, name, part) in zip(hosts, found, strict=True)]
+        given_classes = bool(classes or wanted)
+        try:
+            hosts = [class_indices(label, names, labels[0], f"{name} labels", self._places(name))
+                     for label, (_, _, name, _) in zip(labels, found, strict=True)]
+            classes = classes or len(names) or labels[0].columns \
+                or 1 + max(int(h.max()) for h in hosts[:known] if h.dtype.kind in "iu")
+            if names and len(names) != classes:
+                raise ConfigError(f"there are {len(names)} label names, but {classes} classes")
+            parts = [self._labels(given, host, classes, f"{name} labels", f"{part}_labels")
+                     for host, (given, _, name, part) in zip(hosts, found, strict=True)]
+        except DataError as error:
+            if given_classes or known == len(found):
+                raise
+            raise DataError(f"{error}; a class that the training labels lack needs a name: "
+                            f"rawnn.from_arrays(data, validation, label_names=[...])") from None
         return replace(made, train_labels=parts[0], test_labels=parts[1], classes=classes,
                        label_names=names, label_dtype=labels[0].dtype)
 

@@ -229,8 +229,10 @@ def test_refusals_of_answers() -> None:
     refused(r"the training inputs have 12 rows, but the training y has 11", (inputs(), Y[:11]),
             good)
     refused(r"training labels: row 1 has the label -1", (inputs(), -Y), good)
-    refused(r"validation labels: row 2 has the label 5, but labels run from 0 to 2", good,
-            (inputs(), np.where(Y == 2, 5, Y)))
+    refused(r"validation labels: row 2 has the label 5, but labels run from 0 to 2; a class that "
+            r"the training labels lack needs a name", good, (inputs(), np.where(Y == 2, 5, Y)))
+    refused(r"has the label 'c', but the classes are a, b; a class that",
+            (inputs(), list("ab" * 6)), (inputs(), list("abc" * 4)))
     refused(r"row 2 has the label 2, but labels run from 0 to 1", good, good, classes=2)
     refused(r"the training values hold nan \(row 0", (inputs(), np.where(Y == 0, np.nan, 1)), good)
     refused(r"must be one for each example", (inputs(), np.zeros((12, 2), int)), good,
