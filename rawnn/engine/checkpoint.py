@@ -376,6 +376,11 @@ def continued(values: Mapping[str, Any], arrays: bool = False,
               "loss": network.loss, "autoencoder": stored.autoencoder, **stored.config}
     if not arrays and "dataset" not in stored.config and values.get("data") is None \
             and values.get("dataset") is None:
+        if not stored.data.get("arrays", True):
+            raise ConfigError(f"{path} was trained on the rows of a fold or of a list, which its "
+                              f"options do not name: train_many(resume=...) (rawnn many --resume) "
+                              f"continues all networks of that run; data= with new_data=True "
+                              f"(--data FILE --new-data) continues this one on other rows")
         what = "was trained on arrays of a Python program, which no checkpoint holds" \
             if stored.config else "is a model alone, which names no data"
         raise ConfigError(f"{path} {what}: give them, as in rawnn.train(data=(X, y), "

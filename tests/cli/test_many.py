@@ -193,6 +193,9 @@ def test_a_member_of_a_fold_names_no_test_set(rawnn: Rawnn, table: Path, tmp_pat
     assert done.status != 0
     assert "name the examples with --data" in done.err
     assert rawnn("eval", f"{tmp_path / 'f'}#1", "--data", str(table)).status == 0
+    done = rawnn("--resume", f"{tmp_path / 'f'}#1", "--epochs", "9")
+    assert done.status != 0
+    assert "was trained on the rows of a fold or of a list, which its options do not" in done.err
 
 
 @pytest.mark.parametrize(("more", "said"), [
