@@ -30,7 +30,7 @@ from rawnn.many.loop import Rules
 from rawnn.many.progress import FIGURES, Progress, Status, member_numbers
 from rawnn.many.result import Many
 from rawnn.many.run import ManyRun, Source
-from rawnn.many.variation import Variation, variation_of
+from rawnn.many.variation import Variation, several, variation_of
 from rawnn.opts import select
 
 OF_RUN = ("patience", "min_delta", "save", "save_every", "keep", "device", "sharding")
@@ -222,6 +222,9 @@ def options_of_search(searched: Collection[str], options: dict[str, Any], data: 
             raise unknown("option", name, (*Config.known(), *OWN))
         if name in searched:
             raise ConfigError(f"{name} is given twice: by space, and as an option")
+        if several(name, options[name]) is not None:
+            raise ConfigError(f"{name} = {options[name]!r}: a search gives all candidates one "
+                              f"value of an option; several are a choice: put them into space")
     return with_monitor({**options, **options_of_data(data, validation, normalise)}, monitor)
 
 
@@ -262,8 +265,9 @@ def continue_from(path: str | os.PathLike[str], data: Any, validation: Any, list
     allowed = ("epochs", "save", "save_every", "keep", "device")
     for name in options:
         if name not in allowed:
-            raise ConfigError(f"{name} is stored in the checkpoint: with resume give only "
-                              f"{', '.join(allowed)}, data, validation and listener")
+            only = f"with resume give only {', '.join(allowed)}, data, validation and listener"
+            raise ConfigError(f"{name} is stored in the checkpoint: {only}"
+                              if name in Config.known() else f"{name} plays no part here: {only}")
     check_path("resume", path)
     path = os.path.expanduser(path)
     messages: list[str] = []

@@ -46,7 +46,7 @@ def variation_of(configs: Sequence[Config] | Config | None, options: Mapping[str
                               f" in each Config")
         return _of_list(configs)
     axes = {name: values for name, value in options.items()
-            if (values := _several(name, value)) is not None}
+            if (values := several(name, value)) is not None}
     fixed = {name: value for name, value in options.items() if name not in axes}
     products = product_of(axes)
     first = Config(**fixed, **next(products))
@@ -64,7 +64,7 @@ def product_of(axes: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
     return (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
 
 
-def _several(name: str, value: Any) -> tuple[Any, ...] | None:
+def several(name: str, value: Any) -> tuple[Any, ...] | None:
     """The values of an option that was given several, None where it is one. Raises ConfigError."""
     if isinstance(value, np.ndarray) and value.ndim == 0:
         return None

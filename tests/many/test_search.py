@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import rawnn
-from rawnn.common.errors import ConfigError
+from rawnn.common.errors import ConfigError, DataError
 from rawnn.many.halving import rungs_of, survivors
 from rawnn.many.progress import Status
 from rawnn.many.spaces import checked, grid_of, sampled
@@ -193,6 +193,50 @@ def test_optuna_asks_and_tells_in_batches() -> None:
         optimise(study, {"lr": [0.1]}, trials=1, data=(X, Y), monitor="test_accuracy")
     with pytest.raises(ConfigError, match="study = None: it must be one that"):
         optimise(None, {"lr": [0.1]}, trials=1, data=(X, Y))
+
+
+@pytest.mark.filterwarnings("ignore:BruteForceSampler is experimental")
+@pytest.mark.parametrize("sampler", ["GridSampler", "BruteForceSampler"])
+def test_a_sampler_that_has_tried_everything_ends_the_trials(sampler: str) -> None:
+    optuna = requires.module("optuna")
+    from rawnn.many.optuna import optimise
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    rates = [0.1, 0.2, 0.3]
+    given = ({"lr": rates},) if sampler == "GridSampler" else ()
+    study = optuna.create_study(sampler=getattr(optuna.samplers, sampler)(*given))
+    many = optimise(study, {"lr": rates}, trials=50, batch=1, data=(X, Y), layers=(6, 3),
+                    epochs=1, device="host")
+    assert len(many) == 3
+    assert sorted(trial.params["lr"] for trial in study.trials) == rates
+    assert all(trial.state.name == "COMPLETE" for trial in study.trials)
+
+
+@pytest.mark.parametrize(("space", "data"), [
+    ({"optimizer": ["adam"], "momentum": [0.9]}, (X, Y)), ({"lr": [0.1]}, (X, Y[1:]))])
+def test_trials_that_cannot_train_have_failed(space: dict[str, Any], data: Any) -> None:
+    optuna = requires.module("optuna")
+    from rawnn.many.optuna import optimise
+
+    study = optuna.create_study()
+    with pytest.raises((ConfigError, DataError)):
+        optimise(study, space, trials=4, batch=2, data=data, layers=(6, 3), device="host")
+    assert [trial.state.name for trial in study.trials] == ["FAIL", "FAIL"]
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    ({"halving": 3}, "halving plays no part here"),
+    ({"save": "runs"}, "save: 4 trials are more than one batch of 2"),
+    ({"seed": [1, 2]}, r"seed = \[1, 2\]: a search gives all candidates one value"),
+])
+def test_options_that_optuna_cannot_have(options: dict[str, Any], said: str) -> None:
+    optuna = requires.module("optuna")
+    from rawnn.many.optuna import optimise
+
+    study = optuna.create_study()
+    with pytest.raises(ConfigError, match=said):
+        optimise(study, {"lr": [0.1]}, trials=4, batch=2, data=(X, Y), **options)
+    assert not study.trials
 
 
 @pytest.mark.parametrize("name", ["trials", "batch"])

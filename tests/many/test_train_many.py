@@ -544,6 +544,8 @@ def test_a_data_frame_needs_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
     ({"seed": range(1001), "lr": np.geomspace(1, 2, 1001)}, "1,002,001 members"),
     ({"resume": "x", "repeats": 7}, "repeats is stored in the checkpoint"),
     ({"resume": "x", "folds": 3}, "folds is stored in the checkpoint"),
+    ({"resume": "x", "lr": 3}, "lr is stored in the checkpoint: with resume give only epochs"),
+    ({"resume": "x", "members": [3]}, "members plays no part here: with resume give only epochs"),
 ])
 def test_bad_input_is_one_clear_sentence(options: dict[str, Any], said: str) -> None:
     given = {"data": (X, Y)} if "resume" in options else OPTIONS
