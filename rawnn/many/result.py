@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, overload
 
 import msgspec
 import numpy as np
@@ -109,7 +109,8 @@ class Member:
 
 @dataclass(frozen=True, eq=False)
 class Many:
-    """What many networks reached. `many[17]` is a view of one, `len(many)` their number.
+    """What many networks reached. `many[17]` is a view of one, `many[:5]` a list of views,
+    `len(many)` their number.
 
     stored: all of it, as a checkpoint has it.
     environment: where it was measured; None of one that was read from a file.
@@ -132,7 +133,15 @@ class Many:
     def __len__(self) -> int:
         return len(self.stored)
 
-    def __getitem__(self, index: int) -> Member:
+    @overload
+    def __getitem__(self, index: int) -> Member: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Member]: ...
+
+    def __getitem__(self, index: int | slice) -> Member | list[Member]:
+        if isinstance(index, slice):
+            return [Member(self, i) for i in range(len(self))[index]]
         number = operator.index(index)
         if not -len(self) <= number < len(self):
             raise IndexError(f"there are {len(self):,} members, but no {number}")
@@ -203,7 +212,9 @@ class Many:
 
     def best(self, k: int = 1, by: str | None = None) -> list[Member]:
         """The `k` best members by "test_loss", "test_accuracy" or "train_loss" (None: the
-        `monitor`), the best first. Raises ConfigError."""
+        `monitor`), the best first. Members are compared one by one: with folds the first may owe
+        its place to an easy fold, and `configurations` and `cv_results` have the means. Raises
+        ConfigError."""
         if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
             raise ConfigError(f"k = {k!r}: it must be a whole number of at least 1")
         return [self[int(i)] for i in order_of(self, by)[:k]]

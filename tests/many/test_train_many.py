@@ -185,6 +185,7 @@ def test_members_are_counted_from_either_end() -> None:
         assert many[number].config.lr == [0.02, 0.01, 0.3][wanted]
     assert [member.index for member in many] == [0, 1, 2]
     for number in (3, -4):
+        assert [each.index for each in many[-2:]] == [1, 2]
         with pytest.raises(IndexError, match="there are 3 members"):
             many[number]
 
