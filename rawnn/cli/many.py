@@ -38,8 +38,8 @@ from rawnn.distributed import rank_from_environment
 from rawnn.engine.config import Config
 from rawnn.many.progress import FIGURES, HIGHER_IS_BETTER, ManyReport
 from rawnn.many.result import Many
-from rawnn.many.tables import cell, final_epochs
-from rawnn.many.training import continue_from, start
+from rawnn.many.tables import cell
+from rawnn.many.training import continue_from, divergence_of, start
 from rawnn.many.variation import differing, product_of
 
 VARY = "What varies: lr=1e-4..1e-1:64 (each a factor times the one before), " \
@@ -124,9 +124,8 @@ def many(vary: tuple[str, ...], seeds: int | None, folds: int | None, repeats: i
         found.to_json(json_file)
     if not quiet:
         _summary(found, best)
-    if not found.interrupted and not final_epochs(found).any():
-        raise TrainingDiverged("every network's loss became NaN or infinite: use smaller learning "
-                               "rates, or --normalise learned where inputs are large")
+    if sentence := divergence_of(found):
+        raise TrainingDiverged(sentence)
     if plot_file and not found.interrupted:
         from rawnn.bench.render.variation import chart_of
 

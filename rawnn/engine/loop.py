@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 
 from rawnn.common.errors import TrainingDiverged
 from rawnn.common.interrupts import LONG_SECONDS, EpochAborted, Signals
+from rawnn.data import Dataset
 from rawnn.engine.parallel import metrics
 from rawnn.engine.result import Report
 from rawnn.engine.runners.prepared_run import Evaluation, State
 from rawnn.engine.units import LossUnits
+from rawnn.model.layers import Network
 
 if TYPE_CHECKING:
     from rawnn.distributed import Team
@@ -231,7 +233,7 @@ class Loop:
         bad = np.flatnonzero(~np.isfinite(losses))
         if not bad.size:
             return
-        step = int(bad[0])
+        step, prepared = int(bad[0]), self._session.prepared
         last = self.history[-1] if self.history else None
         progress = f"the last good report is of epoch {last.epoch} (test accuracy " \
                    f"{last.test_accuracy:.4f})" if last else "no report was reached before"
@@ -241,30 +243,35 @@ class Loop:
             if ranks else ""
         raise TrainingDiverged(
             f"the loss became {losses[step]} at step {step} of epoch {epoch}{earlier}{where}: "
-            f"{self._large_targets() or self._large_inputs()}use a smaller learning rate than "
-            f"{self._config.lr:g}; {progress}"
+            f"{large_values(self._session.data, prepared.network)}use a smaller learning rate "
+            f"than {self._config.lr:g}; {progress}"
         )
 
-    def _large_inputs(self) -> str:
-        """The advice for inputs that are large and not standardised, else ""."""
-        data = self._session.data
-        if data.normalisation.mean is not None:
-            return ""
-        low, high = (float(each) * data.normalisation.scale for each in
-                     (data.train_images.min(), data.train_images.max()))
-        if max(abs(low), abs(high)) <= LARGE_INPUTS:
-            return ""
-        return f"the inputs reach from {low:,.6g} to {high:,.6g}, which normalise = learned " \
-               f"(--normalise learned) standardises; else "
 
-    def _large_targets(self) -> str:
-        """The advice for targets far from the initial outputs of networks, else ""."""
-        data = self._session.data
-        if data.train_targets is None or data.target_normalisation is not None \
-                or not self._session.prepared.network.loss_spec.unit_power:
-            return ""
-        low, high = float(data.train_targets.min()), float(data.train_targets.max())
-        if max(abs(low), abs(high)) <= LARGE_TARGETS:
-            return ""
-        return f"the targets reach from {low:,.6g} to {high:,.6g}, which normalise_targets = " \
-               f"learned (--normalise-targets learned) standardises; else "
+def large_values(data: Dataset, network: Network) -> str:
+    """The advice for a loss that diverged over targets or inputs that are large and not
+    standardised, else ""."""
+    return _large_targets(data, network) or _large_inputs(data)
+
+
+def _large_inputs(data: Dataset) -> str:
+    if data.normalisation.mean is not None:
+        return ""
+    low, high = (float(each) * data.normalisation.scale for each in
+                 (data.train_images.min(), data.train_images.max()))
+    if max(abs(low), abs(high)) <= LARGE_INPUTS:
+        return ""
+    return f"the inputs reach from {low:,.6g} to {high:,.6g}, which normalise = learned " \
+           f"(--normalise learned) standardises; else "
+
+
+def _large_targets(data: Dataset, network: Network) -> str:
+    """Targets far from the initial outputs of networks."""
+    if data.train_targets is None or data.target_normalisation is not None \
+            or not network.loss_spec.unit_power:
+        return ""
+    low, high = float(data.train_targets.min()), float(data.train_targets.max())
+    if max(abs(low), abs(high)) <= LARGE_TARGETS:
+        return ""
+    return f"the targets reach from {low:,.6g} to {high:,.6g}, which normalise_targets = " \
+           f"learned (--normalise-targets learned) standardises; else "

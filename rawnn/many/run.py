@@ -106,7 +106,8 @@ class ManyRun:
 
     def open(self, stacklevel: int) -> None:
         """Open the device, or several. A RuntimeWarning, of the caller so many frames up, says
-        where the host trains in place of a GPU, and later where values became equal."""
+        where the host trains in place of a GPU, and later where values became equal or an option
+        is in doubt."""
         team, self._stacklevel = self.team, stacklevel
         if self.config.save is not None and not (team and team.rank):
             # Before anything is fetched or compiled.
@@ -160,6 +161,7 @@ class ManyRun:
                 sentence for (_, _, group), config in distinct.items()
                 for sentence in doubts(config, members.groups[group].dataset)):
             self.notify(sentence)
+            warnings.warn(sentence, RuntimeWarning, stacklevel=self._stacklevel)
         for trainer in trainers_of(members.groups, self.opened, self.notify, self.gpus, self.team,
                                    not (rules.patience or rules.halving)):
             self._closing.callback(trainer.close)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ from rawnn.distributed import Team
 from rawnn.engine import many_checkpoint, parallel
 from rawnn.engine.config import Config, changed
 from rawnn.engine.data_source import check_validation, outline_of
+from rawnn.engine.loop import large_values
 from rawnn.engine.machine import Opened
 from rawnn.engine.many_checkpoint import ManyCheckpoint
 from rawnn.engine.run_planner import check_plan, continued_on_host
@@ -30,6 +32,7 @@ from rawnn.many.loop import Rules
 from rawnn.many.progress import FIGURES, Progress, Status, member_numbers
 from rawnn.many.result import Many
 from rawnn.many.run import ManyRun, Source
+from rawnn.many.tables import final_epochs
 from rawnn.many.variation import Variation, several, variation_of
 from rawnn.opts import select
 
@@ -90,8 +93,9 @@ def train_many(configs: Sequence[Config] | Config | None = None, *, data: Any = 
     result; `team` and `communicator` are as for `rawnn.train`. Members have the bits of one GPU;
     the sharding is chosen for the members of one.
 
-    A member whose loss becomes NaN or infinite stops, marked "diverged"; others go on. Ctrl-C,
-    SIGTERM and SIGHUP end the run as they end `rawnn.train`, with all that members have reached.
+    A member whose loss becomes NaN or infinite stops, marked "diverged"; others go on. Where all
+    diverge, a RuntimeWarning says what to change. Ctrl-C, SIGTERM and SIGHUP end the run as they
+    end `rawnn.train`, with all that members have reached.
 
     Raises ConfigError, DataError, DeviceError and their kin with one clear sentence.
     """
@@ -396,6 +400,18 @@ def resumed(stored: ManyCheckpoint, source: Source, epochs: int | None,
 
 
 def ended(many: Many) -> Many:
-    """End the process as a signal other than Ctrl-C would have."""
+    """End the process as a signal other than Ctrl-C would have. A RuntimeWarning, of the caller two
+    frames up, says that all members have diverged."""
     end_by(many.signal)
+    if sentence := divergence_of(many):
+        warnings.warn(sentence, RuntimeWarning, stacklevel=3)
     return many
+
+
+def divergence_of(many: Many) -> str:
+    """What to do where every member's loss became NaN or infinite, else ""."""
+    if many.interrupted or final_epochs(many).any():
+        return ""
+    first = many[0]
+    return f"every network's loss became NaN or infinite: " \
+           f"{large_values(first.dataset, first.config.network())}use smaller learning rates"

@@ -266,7 +266,7 @@ def test_one_rank_prints_and_writes_what_all_have_found(
     monkeypatch.setattr(many_command, "rank_from_environment", lambda *given: None if rank is None
                         else SimpleNamespace(rank=rank))
     monkeypatch.setattr(many_command, "start", lambda *given, **options: found)
-    monkeypatch.setattr(many_command, "final_epochs", lambda found: np.ones(2))
+    monkeypatch.setattr(many_command, "divergence_of", lambda found: "")
     monkeypatch.setattr(many_command, "_summary", lambda found, best: done.append("summary"))
     monkeypatch.setattr(many_command, "_interruption", lambda found: "ended early")
     monkeypatch.setattr("rawnn.bench.render.variation.chart_of", lambda found: SimpleNamespace(

@@ -602,9 +602,27 @@ def test_values_that_become_equal_are_a_warning() -> None:
     assert caught[0].filename == __file__
 
 
-def test_a_warmup_longer_than_the_run_is_noted() -> None:
-    many = rawnn.train_many(**{**OPTIONS, "epochs": 2, "schedule": ["cosine", "warmup:5"],
-                               "lr": [0.1, 0.2]})
+@pytest.mark.parametrize(("options", "said"), [
+    ({}, "the targets reach from 100,000 to 100,002, which normalise_targets = learned "),
+    ({"normalise_targets": "learned", "lr": 1e30}, "infinite: use smaller learning rates"),
+    ({"normalise_targets": "learned", "lr": 10, "data": (X * 1e9, Y * 1.0)},
+     ", which normalise = learned (--normalise learned) standardises; else use smaller learning"),
+])
+def test_a_warning_says_that_all_members_diverged(options: dict[str, Any], said: str) -> None:
+    given = {**OPTIONS, "data": (X, Y + 1e5), "layers": (6, 12, 1), "loss": "mse", "epochs": 3,
+             "lr": 0.2, "optimizer": "sgd", **options}
+    with pytest.warns(RuntimeWarning, match="every network's loss became NaN") as caught:
+        many = rawnn.train_many(**given, seed=[0, 1])
+    assert caught[-1].filename == __file__
+    assert said in str(caught[-1].message)
+    assert [member.status for member in many] == ["diverged", "diverged"]
+
+
+def test_a_warmup_longer_than_the_run_is_a_warning_and_a_note() -> None:
+    with pytest.warns(RuntimeWarning, match="warm-up of 5 epochs is longer") as caught:
+        many = rawnn.train_many(**{**OPTIONS, "epochs": 2, "schedule": ["cosine", "warmup:5"],
+                                   "lr": [0.1, 0.2]})
+    assert [each.filename for each in caught] == [__file__]
     assert [note for note in many.notes if "warm-up" in note] == [
         "schedule = warmup:5: the warm-up of 5 epochs is longer than the run of 2, so that the "
         "learning rate reaches 0.4 of lr at most"]
