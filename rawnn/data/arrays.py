@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
@@ -183,6 +184,18 @@ def split_rows(count: int, fraction: float, seed: int) -> tuple[NDArray[np.int32
     size = min(max(round(count * fraction), 1), count - 1)
     order = permutation(seed, _SPLIT, count)
     return np.sort(order[size:]), np.sort(order[:size])
+
+
+@contextmanager
+def _naming_a_class(may_be_new: bool) -> Iterator[None]:
+    """Let the error of a label say how to name a class that the training labels lack."""
+    try:
+        yield
+    except DataError as error:
+        if not may_be_new:
+            raise
+        raise DataError(f"{error}; a class that the training labels lack needs a name: "
+                        f"rawnn.from_arrays(data, validation, label_names=[...])") from None
 
 
 @dataclass
@@ -400,21 +413,20 @@ class _Reader:
         for label, (_, _, name, _) in zip(labels, found, strict=True):
             check_words(label, wanted, f"{name} labels", self._places(name))
         names = class_names(labels[:known], wanted, classes, outputs)
-        given_classes = bool(classes or wanted)
-        try:
-            hosts = [class_indices(label, names, labels[0], f"{name} labels", self._places(name))
-                     for label, (_, _, name, _) in zip(labels, found, strict=True)]
-            classes = classes or len(names) or labels[0].columns \
-                or 1 + max(int(h.max()) for h in hosts[:known] if h.dtype.kind in "iu")
-            if names and len(names) != classes:
-                raise ConfigError(f"there are {len(names)} label names, but {classes} classes")
-            parts = [self._labels(given, host, classes, f"{name} labels", f"{part}_labels")
-                     for host, (given, _, name, part) in zip(hosts, found, strict=True)]
-        except DataError as error:
-            if given_classes or known == len(found):
-                raise
-            raise DataError(f"{error}; a class that the training labels lack needs a name: "
-                            f"rawnn.from_arrays(data, validation, label_names=[...])") from None
+        is_open = not (classes or wanted)  # the training labels say which classes there are
+        hosts, parts = [], []
+        for place, (label, (_, _, name, _)) in enumerate(zip(labels, found, strict=True)):
+            with _naming_a_class(is_open and place >= known):
+                hosts.append(class_indices(label, names, labels[0], f"{name} labels",
+                                           self._places(name)))
+        classes = classes or len(names) or labels[0].columns \
+            or 1 + max(int(h.max()) for h in hosts[:known] if h.dtype.kind in "iu")
+        if names and len(names) != classes:
+            raise ConfigError(f"there are {len(names)} label names, but {classes} classes")
+        for place, (host, (given, _, name, part)) in enumerate(zip(hosts, found, strict=True)):
+            with _naming_a_class(is_open and place >= known):
+                parts.append(self._labels(given, host, classes, f"{name} labels",
+                                          f"{part}_labels"))
         return replace(made, train_labels=parts[0], test_labels=parts[1], classes=classes,
                        label_names=names, label_dtype=labels[0].dtype)
 

@@ -135,7 +135,7 @@ def test_a_resumed_file_goes_on_with_its_part(tmp_path: Path) -> None:
     """Unless another is asked for. A file of all has none."""
     for asked, kept, parts in (((2, 3), (2, 3), {"sample": (2, 3)}),
                                (None, (2, 3), {"sample": (2, 3)}),
-                               ((1, 3), (1, 3), {"sample": (1, 3)})):
+                               ((1, 3), (1, 3), {"sample": (1, 3)}), ((1, 1), (1, 1), {})):
         with standing("sample") as harness:
             if (tmp_path / "part.json").exists():
                 harness.results = read_results(tmp_path / "part.json")

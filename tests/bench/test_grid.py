@@ -90,6 +90,8 @@ def test_cells_on_the_simulated_gpu_are_merged_and_gone_on_with(tmp_path: Path) 
     assert invoke("merge", str(kept), str(other), "--json", str(both)).exit_code == 0
     assert read_results(both).is_whole("grid")
     again = invoke("grid", "--device", "sim", "--peer", "numpy", "--resume", str(kept))
-    assert again.exit_code == 0, again.output
-    assert read_results(kept).is_whole("grid")
+    assert (again.exit_code, read_results(kept).is_whole("grid")) == (0, False), again.output
+    again = invoke("grid", "--device", "sim", "--peer", "numpy", "--resume", str(kept), "--part",
+                   "1/1")
+    assert (again.exit_code, read_results(kept).is_whole("grid")) == (0, True), again.output
     assert "2 of 2 cells" in again.output

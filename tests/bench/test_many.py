@@ -88,7 +88,7 @@ def test_ensembles_without_a_gpu_are_gone_on_with(device: str, tmp_path: Path) -
     assert "wall clock" in found.place(mine).timer["step_us"]
     assert "Named ensembles" in (tmp_path / "m.md").read_text()
     again = invoke("many", "--device", device, "--peer", "numpy", "--precision", "float32",
-                   "--resume", str(kept))
+                   "--resume", str(kept), "--part", "1/1")
     assert again.exit_code == 0, again.output
     whole = read_results(kept)
     assert whole.is_whole("many")

@@ -189,8 +189,9 @@ def compare_systems(harness: Harness, tasks: Sequence[Task], peers: Sequence[str
 
 def asked_part(harness: Harness, part: tuple[int, int] | None) -> tuple[int, int]:
     """The part of the tasks that is asked for, else that of the file which is resumed; the file
-    keeps it."""
-    part = part or harness.results.parts.get(harness.suite, (1, 1))
+    keeps it. 1/1 is all."""
+    before = harness.results.parts.pop(harness.suite, (1, 1))
+    part = part or before
     if part != (1, 1):
         harness.results.parts[harness.suite] = part
     return part
