@@ -53,7 +53,7 @@ TOGGLE_FILES = ("toggles-h200", "toggles-h100")
 NOT_MEASURED = "Not measured by `bench toggles` yet.\n"
 MANY, GRID = ("many-h100", "many-h200"), ("grid-h100", "grid-h200")
 """Files of a suite that need not be there: the first that is is shown."""
-SAMPLE = "sample-h200-31001"
+SAMPLE = "sample-h200-95001"
 """The random networks that the first page shows; other samples have a line each on RESULTS_PAGE."""
 
 
