@@ -34,6 +34,11 @@ def ours(problem: Problem) -> np.ndarray:
     return losses_of(Training(problem.config("best", "host"), dataset(problem), opened), problem)
 
 
+def work_of(problem: Problem) -> float:
+    """Operations of the steps that are checked."""
+    return problem.flops * loss_check.CHECKED_EPOCHS * problem.steps
+
+
 by_tf32 = loss_check.stochastically_rounded(10, 30)
 
 
@@ -103,6 +108,17 @@ def test_a_coarse_class_may_be_as_far_away_as_rounding_explains() -> None:
     assert used(others[0], "float32") > 1
     # a network too large to be trained here has the fixed shares alone
     assert used(others[0], problem=msgspec.structs.replace(chaotic, batch=10**9)) > 1
+    # tensor cores cut tf32 off, which is one more way, and that of larger networks; bf16 has none
+    cut = loss_check.losses(chaotic, loss_check.cut_off(10))
+    assert right.share(list(cut), "tf32") > 1
+    for most, precision, most_used in ((1e11, "tf32", 0.75), (work_of(chaotic) / 2, "tf32", 0.51),
+                                       (work_of(chaotic) / 9, "tf32", math.inf),
+                                       (work_of(chaotic) / 2, "bf16", math.inf)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loss_check, "MOST_WORK", most)
+            apart = right.share(list(cut), precision)
+            found = used(cut, precision)
+            assert (found == apart) if most_used == math.inf else (found < most_used), (most, found)
     for plant in (NoLastBias, OtherBatches):
         assert used(loss_check.losses(chaotic, by_tf32, plant)) > 2
     for change in ({"optimizer": "sgd"}, {"seed": 4}):
@@ -126,6 +142,8 @@ def test_operands_are_rounded_to_their_bits_and_in_the_mean_to_what_they_were() 
     assert set(np.unique(found)) == {1.0, np.float32(1 + 2.0**-10)}
     assert float(found.mean() - 1) == pytest.approx(2.0**-12, rel=0.05)
     assert float(loss_check.stochastically_rounded(7, 1)(np.array([[-3.0, 1.5]]))[0, 0]) == -3.0
+    below = np.array([1 + 2.0**-10 * 0.99, -(1 + 2.0**-10 * 0.99), 1 + 2.0**-10, 3.0], np.float32)
+    assert loss_check.cut_off(10)(below).tolist() == [1.0, -1.0, 1 + 2.0**-10, 3.0]
 
 
 @pytest.mark.parametrize("change", [{"lr": 0.0525}, {"lr": 0.0}, {"optimizer": "adam"},

@@ -14,10 +14,11 @@ greater, but at most ALIKE times the lesser. One that is wrong does not move it 
 
 No fixed share of a loss says how far tf32 may move it, either. So where a program's losses are
 further from the truth than the fixed shares allow, its network is trained WAYS times in NumPy, with
-operands of products that are rounded up or down at random, in proportion to how near either is:
-each is as valid a run as the program's own. The program may be as far away as TIMES the furthest of
-them. What is wrong by more than rounding is still found, and a network that rounding hardly moves
-gets no wider tolerance.
+operands of products that are rounded up or down at random, in proportion to how near either is; of
+tf32 also once with operands that are cut off, as tensor cores do with those that a kernel has not
+rounded. Each is as valid a run as the program's own. The program may be as far away as TIMES the
+furthest of them. What is wrong by more than rounding is still found, and a network that rounding
+hardly moves gets no wider tolerance.
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ TIMES = 2.0
 the fixed shares, rounding to the nearest uses up 0.34 of this, a run without the last bias 6.1, one
 on other batches 9.6 (results/trials/peers.toml)."""
 MOST_WORK = 1e11
-"""Operations of a run up to which it is measured: all ways take some seconds. A larger one has
-batches over which rounding averages out, and only the fixed shares."""
+"""Operations of a run up to which it is measured: all ways take some seconds. A larger one, up to
+WAYS times as large, has batches over which random rounding averages out, and the cut alone; one
+beyond has the fixed shares."""
 
 Cost = NDArray[np.float64] | float
 """How far from float64 a precision moves losses."""
@@ -173,18 +175,24 @@ def share(right: Reference | EnsembleReference, problem: Problem, program: Ready
     """The largest share of the tolerance that a program's losses used up; above 1 is wrong."""
     found = right.share(program.losses, program.precision)
     networks = len(problem.checked) if isinstance(problem, Ensemble) else 1
-    if not 1 < found < np.inf or program.precision not in BITS \
-            or problem.flops * CHECKED_EPOCHS * problem.steps * networks > MOST_WORK:
+    work = problem.flops * CHECKED_EPOCHS * problem.steps * networks
+    if not 1 < found < np.inf or program.precision not in BITS or work > WAYS * MOST_WORK:
         return found
-    away = [right.distance(each) for each in _rounded_runs(problem, program.precision)]
+    away = [right.distance(each) for each in
+            _rounded_runs(problem, program.precision, WAYS if work <= MOST_WORK else 0)]
+    if not away:
+        return found
     cost = np.maximum.accumulate(np.nan_to_num(np.max(away, axis=0), nan=0.0, posinf=0.0))
     return right.share(program.losses, program.precision, TIMES * cost)  # errors may cancel later
 
 
 @lru_cache(8)
-def _rounded_runs(problem: Problem, precision: str) -> list[NDArray[np.float64]]:
+def _rounded_runs(problem: Problem, precision: str, ways: int) -> list[NDArray[np.float64]]:
     """The losses of each way; once for all programs of a precision."""
-    return [losses(problem, stochastically_rounded(BITS[precision], way)) for way in range(WAYS)]
+    bits = BITS[precision]
+    operands = [stochastically_rounded(bits, way) for way in range(ways)]
+    return [losses(problem, operand) for operand in
+            (*operands, *([cut_off(bits)] if precision == "tf32" else []))]
 
 
 def losses(problem: Problem, operand: Callable[[Tensor], Tensor],
@@ -193,6 +201,19 @@ def losses(problem: Problem, operand: Callable[[Tensor], Tensor],
     loop = Stacked(problem, problem.checked, operand=operand) if isinstance(problem, Ensemble) \
         else system(problem, operand)
     return loop.checked_losses()
+
+
+def cut_off(bits: int) -> Callable[[Tensor], Tensor]:
+    """Cuts float32 off behind so many fraction bits. Tensor cores ignore the other bits of tf32
+    (PTX ISA, alternate floating-point data formats), and PyTorch does not round before."""
+    mask = np.uint32(0xFFFFFFFF << 23 - bits & 0xFFFFFFFF)
+
+    def cut(array: Tensor) -> Tensor:
+        found: Tensor = (np.ascontiguousarray(array, np.float32).view(np.uint32) & mask).view(
+            np.float32)
+        return found
+
+    return cut
 
 
 def stochastically_rounded(bits: int, seed: int) -> Callable[[Tensor], Tensor]:
