@@ -291,7 +291,7 @@ def _many(calls: Calls) -> Lines:
     chart = calls.of("chart_of", SimpleNamespace(write=calls.of("write")))
     with replaced((variation, {"chart_of": chart}), (many_command, {
         **end(), "check_output": calls.of("check_output"), "_summary": calls.of("_summary"),
-        "final_epochs": lambda many: np.ones(2, bool), "_interruption": lambda many: "on",
+        "divergence_of": lambda many: "", "_interruption": lambda many: "on",
         "rank_from_environment": lambda *given: None})):
         yield from calls.said(
             "many", *options, "--vary", "momentum=0.5,0.75", "--vary", "seed=3,4", "--folds", "3",
@@ -307,7 +307,7 @@ def _many(calls: Calls) -> Lines:
         for name, value in (("vary", "lr=1,2"), ("seeds", "1"), ("folds", "2"), ("repeats", "2"),
                             ("halving", "2"), ("min-epochs", "1"), ("monitor", "test_loss")):
             yield from calls.said("many", "--resume", "r", f"--{name}", value)
-        with patch.object(many_command, "final_epochs", lambda many: np.zeros(2, bool)):
+        with patch.object(many_command, "divergence_of", lambda many: "all of them did"):
             yield from calls.said("many")
         for rank in (0, 1):
             place = SimpleNamespace(rank=rank)
