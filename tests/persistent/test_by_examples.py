@@ -34,17 +34,26 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+BLOCKS: list[tuple[str, int, dict[str, Any]]] = [
+    ("ten outputs", 4, {}), ("an order", 2, {"left": 5, "turning": True}),
+    ("sixteen outputs, no bias", 8, {"left": 20}), ("tf32, two outputs", 2, {"turning": True}),
+    ("thirteen outputs", 4, {})]
+"""Cases, and how many blocks share them."""
+
+
 @pytest.fixture(autouse=True)
 def cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_launches_know(monkeypatch)
+
+
+def let_launches_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`Launch` knows the problems."""
     for name, case in CASES.items():
         monkeypatch.setitem(VARIETY, name, case)
 
 
 @requires.GXX
-@pytest.mark.parametrize(("name", "blocks", "options"), [
-    ("ten outputs", 4, {}), ("an order", 2, {"left": 5, "turning": True}),
-    ("sixteen outputs, no bias", 8, {"left": 20}), ("tf32, two outputs", 2, {"turning": True}),
-    ("thirteen outputs", 4, {})])
+@pytest.mark.parametrize(("name", "blocks", "options"), BLOCKS)
 def test_blocks_train_as_numpy_does(tmp_path: Path, name: str, blocks: int,
                                     options: dict[str, Any]) -> None:
     check(Launch(name, blocks, 1, "SE", **options), tmp_path, 1)

@@ -3,7 +3,9 @@ interpreter of the schedule; and what is refused."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +66,22 @@ ROUNDED = 4 * 2.0**-8
 twice that of other kernels in bfloat16."""
 
 
+STREAMING: list[tuple[str, int, dict[str, Any]]] = [
+    ("three layers, tanh", 2, {"left": 5, "turning": True}),
+    ("five layers, no bias", 1, {"turning": True}), ("six layers, three tiles", 0, {"left": 20})]
+SHARING: list[tuple[str, int, dict[str, Any]]] = [
+    ("three layers in clusters, tanh", 2, {"left": 5, "turning": True}),
+    ("five layers in clusters, no bias", 1, {"turning": True}),
+    ("six layers in clusters", 1, {"left": 20})]
+"""Cases, with room for the inputs of so many steps in shared memory."""
+
+
 @pytest.fixture(autouse=True)
 def streaming(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_launches_stream(monkeypatch)
+
+
+def let_launches_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """`Launch` has the threads that streaming takes, and knows the problems."""
     for name, case in {**CASES, **{name: case for name, (_, case) in CLUSTERS.items()}}.items():
         monkeypatch.setitem(VARIETY, name, {"numbers": "bf16", **case})
@@ -83,20 +99,23 @@ def launched(name: str, **options: Any) -> Launch:
 
 
 @requires.GXX
-@pytest.mark.parametrize(("name", "stages", "options"), sliced([
-    ("three layers, tanh", 2, {"left": 5, "turning": True}),
-    ("five layers, no bias", 1, {"turning": True}), ("six layers, three tiles", 0, {"left": 20})]))
+@pytest.mark.parametrize(("name", "stages", "options"), sliced(STREAMING))
 def test_operands_that_stream_train_as_numpy_does(tmp_path: Path, name: str, stages: int,
                                                   options: dict[str, Any]) -> None:
-    """With room for the inputs of so many steps in shared memory."""
-    whole = launched(name).op.attributes["choice"].layout
+    check(with_room(launched, name, stages, options), tmp_path, 1)
+
+
+def with_room(launch: Callable[..., Launch], name: str, stages: int, options: dict[str, Any]
+              ) -> Launch:
+    """Room for the inputs of so many steps in shared memory."""
+    whole = launch(name).op.attributes["choice"].layout
     inputs = 4 * (whole.places["x1"] - whole.places["x0"])
-    launch = launched(name, room=whole.nbytes - (2 - stages) * inputs, **options)
-    assert f"kStages = {stages};" in launch.impl.code.text
-    check(launch, tmp_path, 1)
+    found = launch(name, room=whole.nbytes - (2 - stages) * inputs, **options)
+    assert f"kStages = {stages};" in found.impl.code.text
+    return found
 
 
-def in_clusters(name: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Launch:
+def in_clusters(monkeypatch: pytest.MonkeyPatch, name: str, **options: Any) -> Launch:
     peers, case = CLUSTERS[name]
     monkeypatch.setattr(
         test_emulator, "Sharding",
@@ -108,17 +127,11 @@ def in_clusters(name: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> L
 
 
 @requires.GXX
-@pytest.mark.parametrize(("name", "stages", "options"), [
-    ("three layers in clusters, tanh", 2, {"left": 5, "turning": True}),
-    ("five layers in clusters, no bias", 1, {"turning": True}),
-    ("six layers in clusters", 1, {"left": 20})])
+@pytest.mark.parametrize(("name", "stages", "options"), SHARING)
 def test_clusters_that_share_operands_train_as_numpy_does(
         tmp_path: Path, name: str, stages: int, options: dict[str, Any],
         monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = in_clusters(name, monkeypatch).op.attributes["choice"].layout
-    inputs = 4 * (whole.places["x1"] - whole.places["x0"])
-    launch = in_clusters(name, monkeypatch, room=whole.nbytes - (2 - stages) * inputs, **options)
-    assert f"kStages = {stages};" in launch.impl.code.text
+    launch = with_room(partial(in_clusters, monkeypatch), name, stages, options)
     assert f"kPeers = {CLUSTERS[name][0]};" in launch.impl.code.text
     check(launch, tmp_path, 1)
 
@@ -138,7 +151,7 @@ def test_warps_share_steps_unevenly(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("name", [*CASES, *CLUSTERS])
 def test_the_schedule_trains_as_the_plan_does(name: str,
                                               monkeypatch: pytest.MonkeyPatch) -> None:
-    launch = launched(name) if name in CASES else in_clusters(name, monkeypatch)
+    launch = launched(name) if name in CASES else in_clusters(monkeypatch, name)
     for role in launch.arrays:
         if role[0] == "c" and role[1:].isdigit():
             launch.arrays[role] = launch.arrays[f"w{role[1:]}"].copy()

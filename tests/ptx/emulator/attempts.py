@@ -13,17 +13,19 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from rawnn.common.cuda_text import CudaText
 from rawnn.persistent.phases.gradient_all_reduce import SHARE
 from rawnn.ptx import SOURCES
+from tests.persistent import test_by_examples, test_streamed
 from tests.persistent.test_emulator import DECAY, Launch, check_alike, check_stochastic_rounding
 from tests.persistent.test_emulator import check as check_written
 from tests.ptx import test_tiled_host
@@ -57,6 +59,13 @@ def _includes(file: str) -> frozenset[str]:
     return frozenset(found)
 
 
+STREAMED, BY_EXAMPLES = "steps that stream", "steps by examples"
+HEADERS = {STREAMED: ("persistent/streamed.cuh", "persistent/streamed_clusters.cuh"),
+           BY_EXAMPLES: ("persistent/by_examples.cuh",)}
+"""Stand for the kernels of tests/persistent/test_streamed.py and test_by_examples.py; with what
+they include that no other generated kernel does."""
+
+
 def dependents(file: str) -> list[str]:
     """The sources that a fault in a file may show in; those with the fewest headers first, which
     are the quickest to build, and GENERATED last. What rounding.cuh draws and rounds has kernels of
@@ -64,7 +73,10 @@ def dependents(file: str) -> list[str]:
     found = [name for name in files() if name.endswith(".cu") and file in _includes(name)]
     found.sort(key=lambda name: (len(_includes(name)), name))
     found[:0] = [_PROBE] if file in _includes("primitives/rounding.cuh") else []
-    return [*found, *([GENERATED] if file in _includes("persistent/kernel.cuh") else [])]
+    if file in _includes("persistent/kernel.cuh"):
+        return [*found, GENERATED]
+    return [*found, *(name for name, headers in HEADERS.items()
+                      if any(file in _includes(header) for header in headers))]
 
 
 class _Dispatcher:
@@ -187,6 +199,10 @@ def _probe(source: str, sources: Path, changed: str) -> None:
     if source == GENERATED:
         _probe_written(sources, changed)
         return
+    if source in HEADERS:
+        for launch in _special_launches(source):
+            _check_launch(launch, 1, sources)
+        return
     if source == "gemm/tiled.cu":
         _probe_tiled(sources)
     if source in floors.FILES:
@@ -245,11 +261,32 @@ def _probe_written(sources: Path, changed: str) -> None:
         _check_written(how, launch, number, sources)
 
 
+def _special_launches(source: str) -> Iterator[Launch]:
+    """Of kernels that stream their operands, or whose blocks split the examples."""
+    with pytest.MonkeyPatch.context() as patch:
+        if source == BY_EXAMPLES:
+            test_by_examples.let_launches_know(patch)
+            for name, blocks, options in test_by_examples.BLOCKS:
+                yield Launch(name, blocks, 1, "SE", **options)
+            return
+        test_streamed.let_launches_stream(patch)
+        for case in test_streamed.SHARING:
+            yield test_streamed.with_room(partial(test_streamed.in_clusters, patch), *case)
+        test_streamed.let_launches_stream(patch)
+        for case in test_streamed.STREAMING:
+            yield test_streamed.with_room(test_streamed.launched, *case)
+
+
 def _check_written(how: tuple[Any, ...], launch: Launch, run: int,
                    sources: Path = SOURCES) -> None:
+    _check_launch(launch, run, sources,
+                  check_stochastic_rounding if how[0] == DECAY else check_written)
+
+
+def _check_launch(launch: Launch, run: int, sources: Path,
+                  checked: Callable[..., None] = check_written) -> None:
     with tempfile.TemporaryDirectory() as folder:
         try:
-            checked = check_stochastic_rounding if how[0] == DECAY else check_written
             checked(launch, Path(folder), run, sources)
             if launch.op.attributes["choice"].layout.sync == SHARE:
                 check_alike(launch, Path(folder), run, sources)
