@@ -17,7 +17,7 @@ from rawnn.many import member_plans, training
 from rawnn.many.folds import folds_of
 from rawnn.many.grouping import _whole, load, members_of
 from rawnn.many.members import Group, group_key
-from rawnn.many.variation import _several
+from rawnn.many.variation import several
 
 RNG = np.random.default_rng(5)
 X = RNG.normal(size=(40, 3)) * (1, 20, 3) + (0, 5, 9)
@@ -141,8 +141,8 @@ def test_gpus_of_one_kind_share_plans_and_others_take_the_sharding_of_the_first(
 
 @pytest.mark.parametrize("name", ["opt", "target", "skip"])
 def test_a_list_of_words_is_one_value_of_such_options(name: str) -> None:
-    assert _several(name, ["a", "b"]) is None
-    assert _several("loss", ["mse", "bce"]) == ("mse", "bce")
+    assert several(name, ["a", "b"]) is None
+    assert several("loss", ["mse", "bce"]) == ("mse", "bce")
 
 
 @pytest.mark.parametrize(("value", "values"), [
@@ -150,7 +150,7 @@ def test_a_list_of_words_is_one_value_of_such_options(name: str) -> None:
     ([0.5], (0.5,)), (np.array([0.5, 0.25]), (0.5, 0.25)), (range(2), (0, 1))])
 def test_what_has_a_dimension_is_a_list_of_values(value: Any, values: tuple[float, ...] | None
                                                   ) -> None:
-    assert _several("lr", value) == values
+    assert several("lr", value) == values
 
 
 @pytest.mark.parametrize("before", [None, TargetNormalisation(np.array([3.0, -1.0]),
