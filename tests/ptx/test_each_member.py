@@ -36,8 +36,8 @@ pytestmark = requires.GXX
 ACTIVE = np.array([2, -1, 0, -1], np.int32)
 STEP = 1
 """Of the batches that are read by index."""
-SPILLED = 16
-"""Bytes that a thread spills at most: of exact float32 by wgmma."""
+SPILLED = 32
+"""Bytes that a thread spills at most: of exact float32 by wgmma, with NVRTC 13."""
 
 
 def array_of(tensor: Tensor, generator: np.random.Generator) -> np.ndarray:
