@@ -127,7 +127,7 @@ def in_clusters(monkeypatch: pytest.MonkeyPatch, name: str, **options: Any) -> L
 
 
 @requires.GXX
-@pytest.mark.parametrize(("name", "stages", "options"), SHARING)
+@pytest.mark.parametrize(("name", "stages", "options"), sliced(SHARING))
 def test_clusters_that_share_operands_train_as_numpy_does(
         tmp_path: Path, name: str, stages: int, options: dict[str, Any],
         monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,6 +101,9 @@ class Stacks {
     }
     return stacks_[i];
   }
+  void keep_few() {
+    for (; stacks_.size() > 2048; stacks_.pop_back()) munmap(stacks_.back(), kStack);
+  }
 
  private:
   std::vector<char*> stacks_;
@@ -297,9 +300,6 @@ void wake(Thread& thread) {
 
 const char* launch(const Launch& how, Thunk thunk, void* kernel, void** arguments) {
   static std::string result;
-  machine.~Machine();
-  arena.clear();
-  new (&machine) Machine;
   machine.how = how;
   machine.thunk = thunk;
   machine.kernel = kernel;
@@ -352,6 +352,11 @@ const char* launch(const Launch& how, Thunk thunk, void* kernel, void** argument
   }
   self = nullptr;
   result = machine.failure;
+  // A library stays loaded: what one launch took is of no use to it.
+  machine.~Machine();
+  new (&machine) Machine;
+  arena.clear();
+  stacks.keep_few();
   return result.empty() ? nullptr : result.c_str();
 }
 
