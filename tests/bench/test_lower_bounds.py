@@ -175,6 +175,32 @@ def test_kernels_of_a_simulated_gpu_do_what_they_mean(device: Device) -> None:
     assert sums == pytest.approx(16, abs=1e-2)
 
 
+def test_what_probes_are_given_is_as_they_need_it(device: Device) -> None:
+    """A counter of 0 ahead of each launch, memory that is not zeros, and words."""
+    words = np.arange(192, dtype=np.uint32)
+    tiles = probes.TENSOR_CORE_PROBES["tf32"][0]
+    with ProbeDevice(device) as probing, ExitStack() as stack:
+        def seen(address: Any, dtype: str, count: int = 1) -> list[int]:
+            found = np.zeros(count, dtype)
+            device.to_host(found, int(address), "what a probe has")
+            return [int(v) for v in found]
+
+        for probe, cluster in ((probes.GRID_BARRIERS, 1), (probes.CLUSTER_BARRIERS, 2)):
+            barriers = probing.kernel(stack, probe, 4, {"blocks": 4}, cluster=cluster, counter=True)
+            assert seen(barriers.values["counter"], "u4") == [0]
+            for rounds in (3, 3, 2):
+                barriers(rounds)
+                assert seen(barriers.values["counter"], "u4") == [4 * rounds]
+        copy = probing.memory(stack, probes.COPY, 2, 4096)
+        assert seen(copy.values["x"], "u1", 4096) == [0x3C] * 4096
+        device.fill(int(copy.values["y"]), 0, 4096, "y")
+        copy(1)
+        assert seen(copy.values["y"], "u1", 4096) == [0x3C] * 4096
+        products = probing.kernel(stack, tiles, 3, {}, words=words)
+        assert seen(products.values["words"], "u4", 192) == words.tolist()
+        assert products.values["threads"] == 3 * probes.THREADS
+
+
 def test_constants_are_kept_by_gpu_and_driver_and_never_taken_for_another() -> None:
     assert stored_limits("Some GPU") is None
     path = gpu_limits.store_limits(made().results)

@@ -75,6 +75,7 @@ def test_a_bad_option(rawnn: Rawnn, arguments: tuple[str, ...], words: tuple[str
     (("train", "--hidden_layer_sizes", "3"), "did you mean '--layers'?"),
     (("--dropout", "3"), "no such option '--dropout'; rawnn has no dropout: weight_decay"),
     (("--no-bais",), "did you mean '--no-bias'?"),
+    (("bench", "show", "--file"), "no such option '--file'\n"),  # but an argument of that name
     (("bench", "ladder", "--batch-size", "3"), "did you mean '--batch'?"),
     (("trian",), "did you mean 'train'"),
     (("run.toml",), "no such command 'run.toml'; that file is taken by rawnn --config run.toml"),
