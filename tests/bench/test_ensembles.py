@@ -37,7 +37,7 @@ from rawnn.bench.peers.worker import (
     system_of,
 )
 from rawnn.cuda.device import Device
-from rawnn.engine.machine import Opened, machine_of
+from rawnn.engine.machine import Opened, machine_of, open_device
 from rawnn.sim import Simulation
 from tests import requires
 
@@ -328,3 +328,35 @@ def test_a_block_ends_when_the_device_is_done(opt: str, monkeypatch: pytest.Monk
     members.close()
     device.close()
     simulation.assert_clean()
+
+
+def test_a_trainer_with_too_few_epochs_left_makes_room_for_another(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sample's time is that of one epoch, up to the scores of all."""
+    did: list[Any] = []
+    clock = iter([1.0, 1.5] * 5)
+
+    class Trainer:
+        sharding = ""
+
+        def __init__(self, *given: object) -> None:
+            did.append("made")
+
+        def run(self, members: Any, epochs: int) -> None:
+            did.append((len(members), epochs))
+
+        def scores(self, epochs: int) -> None:
+            did.append(epochs)
+
+        def close(self) -> None:
+            did.append("closed")
+
+    monkeypatch.setattr(rawnn_many, "called", lambda *arguments: 2.5)
+    monkeypatch.setattr(rawnn_many, "EPOCHS", 6)
+    monkeypatch.setattr(rawnn_many, "trainer_of", Trainer)
+    monkeypatch.setattr(rawnn_many, "perf_counter", lambda: next(clock))
+    members = rawnn_many.Members(tiny(), "none", "host", open_device("host", print))
+    assert members.footprint == {"call_s": 2.5}
+    assert [members.block(n) for n in (2, 2, 4, 2, 5)] == [250.0, 250.0, 125.0, 250.0, 100.0]
+    assert did == ["made", (5, 2), 6, (5, 2), 6, "closed", "made", (5, 4), 6, (5, 2), 6, "closed",
+                   "made", (5, 5), 6]
