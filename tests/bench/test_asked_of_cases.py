@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from rawnn.bench import training
+from rawnn.bench.cases import ladder
 from rawnn.bench.cases.network_grid import order_of, problem_of
 from rawnn.bench.cases.peers import workload_forms
 from rawnn.bench.record import Results
 from rawnn.bench.suites import read_suites
+from rawnn.common.errors import DataError
 from rawnn.engine.machine import Opened
 from rawnn.opts.registry import Machine
 from tests.bench.measuring import tiny
@@ -106,6 +110,21 @@ def test_ladder(rungs: str | None, repeats: int | None, wanted: tuple[int, list[
     assert ((times, names), base, reference) == (wanted, ["preload"], None)
     assert (config.dataset, config.lr, config.seed, data.name) == ("synthetic", 0.25, 0,
                                                                    "synthetic")
+
+
+@pytest.mark.parametrize("module", [ladder, training])
+def test_made_up_data_stand_in_for_those_that_cannot_be_fetched(
+        module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(name: str, *given: Any, notify: Any, stand_in: bool = False) -> Any:
+        raise DataError(f"{name} {given} {stand_in}")
+
+    monkeypatch.setattr(module, "load_dataset", load)
+    harness: Any = SimpleNamespace(notify=print)
+    measure = partial(asked, "ladder", tmp_path, monkeypatch, rungs=None, repeats=None,
+                      oracle="off", data=None, dataset="mnist") if module is ladder else \
+        partial(training.measure_workloads, harness, [("linear", "none")], 1, None, "host", "mnist")
+    with pytest.raises(DataError, match=r"^mnist .* True$"):
+        measure()
 
 
 @pytest.mark.parametrize("case", ["workloads", "toggles"])

@@ -276,7 +276,8 @@ def test_a_run_is_made_again_of_what_its_entry_says(monkeypatch: pytest.MonkeyPa
                                                     on_gpu: bool) -> None:
     """A rung of a ladder with all the toggles up to it; sample by sample with the next seed."""
     configs: list[Any] = []
-    monkeypatch.setattr(regressions, "load_dataset", lambda name, **_: name)
+    monkeypatch.setattr(regressions, "load_dataset",
+                        lambda name, *, notify, stand_in: name * stand_in)
     monkeypatch.setattr(regressions, "trained", lambda config, data, opened, watch: configs.append(
         (config, data)))
     opened = Opened(SimpleNamespace() if on_gpu else None, Machine("none"), 0.0)  # type: ignore[arg-type]

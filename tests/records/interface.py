@@ -23,7 +23,7 @@ import numpy as np
 
 import rawnn
 from rawnn.bench.case import all_cases
-from rawnn.bench.suites import read_suites
+from rawnn.bench.suites import read_suites, schema
 from rawnn.model.activations import ACTIVATIONS
 from rawnn.model.losses import LOSSES
 from rawnn.model.optimizers import OPTIMIZER_SPECS
@@ -221,6 +221,8 @@ def registries() -> Lines:
     suites = read_suites(None)
     for name in suites.__struct_fields__:
         yield f"bench.toml, {name}: {short(msgspec.to_builtins(getattr(suites, name)))}"
+    for name, table in schema()["$defs"].items():
+        yield from (f"{name}.{key} is {short(kind)}" for key, kind in table["properties"].items())
 
 
 def _fields(value: Any) -> str:

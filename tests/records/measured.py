@@ -145,6 +145,19 @@ def _programs(
 
 @record
 def measured() -> Lines:
+    """The last lines say how variants take turns."""
+
+    def interleave(harness: Harness, variants: Any, rounds: int, **how: Any) -> None:
+        turns.append(f"{harness.suite}: {len(variants)} in {rounds} rounds, {short(how)}")
+        original(harness, variants, rounds, **how)
+
+    turns, original = list[str](), Harness.interleave
+    with patch.object(Harness, "interleave", interleave):
+        yield from _measured()
+    yield from turns
+
+
+def _measured() -> Lines:
     data = random_dataset(784, 10, 300, 60)
     with Harness("workloads") as harness:
         pairs = [("linear", opt) for opt in OPTS]
