@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -88,15 +89,18 @@ def test_an_op_is_expected_to_take_a_launch_and_what_takes_longer() -> None:
     assert total(list(rows.values())) == pytest.approx(sum(c.us or 0 for c in rows.values()))
 
 
+@pytest.mark.parametrize("fma", [50, 150])
 @pytest.mark.parametrize(("opt", "launch", "bound", "rate"), [
     ("preload,mma", 2.0, "tensor", 100e6), ("preload,bf16,mma,graphs", 1.25, "tensor", 600e6),
     ("preload,tf32,mma,graphs,pdl", 0.75, "tensor", 300e6),
-    ("preload,cublas,graphs", 1.25, "FMA", 50e6)])
+    ("preload,cublas,graphs", 1.25, "FMA", None)])
 def test_launches_and_units_follow_the_toggles(opt: str, launch: float, bound: str,
-                                               rate: float) -> None:
-    """float32 on tensor cores is three products of tf32."""
+                                               rate: float | None, fma: float) -> None:
+    """float32 on tensor cores is three products of tf32, even where fused multiply-adds are
+    faster."""
     plan, policy = planned((784, 4096, 10), 512, opt)
-    (cost,) = [c for c in op_costs(plan, policy, LIMITS) if c.op.name == "fc1.forward"]
+    rate = rate or fma * 1e6
+    (cost,) = [c for c in op_costs(plan, policy, made(fma=fma)) if c.op.name == "fc1.forward"]
     assert cost.launch_us == launch
     assert cost.arithmetic_us == pytest.approx(cost.operations / rate)
     assert cost.bound == bound
@@ -194,6 +198,31 @@ def test_the_least_time_of_a_large_step_is_memory_or_arithmetic() -> None:
     large = least_time(wide, LIMITS)
     assert large
     assert large.by == "arithmetic"
+
+
+SMALL, LARGE = (784, 128, 10), (784, 8192, 8192, 10)  # long rows of 784 take 800
+STATE = 2 * 4 * (801 * 8192 + 8193 * 8192 + 8193 * 10)
+
+
+@pytest.mark.parametrize(("layers", "opt", "limits", "memory_us", "arithmetic"), [
+    (SMALL, "preload,fuse", {}, 64 * 785 / 8000e3, 100e6),
+    (SMALL, "preload,fuse", {"fma": 150.0, "read": 3000.0, "l2_bytes": 3840 * 784 - 1},
+     64 * (784 / 3000e3 + 1 / 8000e3), 150e6),
+    (SMALL, "none", {}, 64 * 4 * 785 / 50e3, 100e6),
+    (LARGE, "preload,fuse", {"copy": 2000.0}, STATE / 2000e3 + 64 * 785 / 8000e3, 100e6),
+    (LARGE, "preload,fuse", {"copy": 2000.0, "l2_bytes": STATE // 2},
+     STATE / 8000e3 + 64 * 785 / 8000e3, 100e6)])
+def test_the_least_time_of_bytes_is_that_of_where_they_fit(
+        layers: tuple[int, ...], opt: str, limits: dict[str, Any], memory_us: float,
+        arithmetic: float) -> None:
+    """Examples come from the host (as floats), or the L2 cache where the data set fits it; the
+    parameters from there, or from device memory, where they do not stay on the chip."""
+    found = least_time(planned(layers, 64, opt)[0], made(**limits))
+    assert found
+    products = sum(m * n * (3 if place else 2) for place, (m, n) in
+                   enumerate(pairwise(layers)))
+    assert found.arithmetic_us == pytest.approx(2 * 64 * products / arithmetic)
+    assert found.memory_us == pytest.approx(memory_us, rel=1e-4)
 
 
 def test_no_toggle_is_expected_to_beat_the_lower_bound() -> None:

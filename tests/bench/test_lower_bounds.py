@@ -46,7 +46,7 @@ def made(gpu: str = "Some GPU", date: str = "2026-01-01", l2_bytes: int = 50 << 
     where = place(gpu={**(place().gpu or {}), "name": gpu}, date=date)
     rows = {name: ("latency_us", us) for name, us in {**TIMES, **more}.items()}
     rows |= {name: ("throughput_tflops" if name in ("fma", "tensor_tf32", "tensor_bf16") else
-                    "bandwidth_gbs", rate) for name, rate in RATES.items()}
+                    "bandwidth_gbs", more.get(name, rate)) for name, rate in RATES.items()}
     records = [record(name, [value], SUITE, metric, precision="", environment=where.key)
                for name, (metric, value) in rows.items()]
     records += [record(GPU, [value], SUITE, metric, precision="", environment=where.key)
