@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -17,11 +18,11 @@ from rawnn.common.errors import check_whole, unknown
 from rawnn.common.suggestions import nearest
 from rawnn.common.target import NAMED, Machine, gpu_named, known
 from rawnn.engine.config import Config, parse_layers, read_toml
-from rawnn.many import training
+from rawnn.many import search, training, variation
 from rawnn.many.folds import folds_of
 from rawnn.many.halving import rungs_of
 from rawnn.many.spaces import checked, grid_of, int_uniform, log_uniform, sampled, uniform
-from rawnn.many.variation import Variation, variation_of
+from rawnn.many.variation import Variation, product_of, variation_of
 from rawnn.model.layers import Network
 from rawnn.model.schedules import parse
 from rawnn.opts import TOGGLES, select
@@ -389,6 +390,11 @@ def bad_searches() -> Lines:
         (27, 81, 3, 3),
         (9, 50, 3, 0),
         (9, 50, 3, 2.5),
+        (3, 50, 3, None),
+        (3, 9, 3, None),
+        (9, 3, 3, 1),
+        (9, 3, 3, 3),
+        (9, 2, 3, 2),
         (1, 10, 2, 1),
     ):
         attempts[f"rungs {args}"] = lambda a=args: rungs_of(*a)
@@ -419,6 +425,23 @@ def bad_searches() -> Lines:
     ):
         attempts[f"space {str(space)[:60]}"] = lambda s=space: sampled(checked(s), 3, 7)
         attempts[f"grid {str(space)[:60]}"] = lambda s=space: grid_of(checked(s), 5)
+    for options in ({"foldz": 3}, {"bach": 8}, {"lr": 0.5}, {"batch": [8, 16]}, {"batch": 8}):
+        attempts[f"a search over lr with {options}"] = lambda o=options: (
+            training.options_of_search(("lr",), o, "digits", None, None, None)
+        )
+    most = variation.MOST
+    space = {"lr": (0.5, 0.25), "batch": (8, 16)}
+    for budget, seed, grid in (
+        (1, 0, False), (most, 0, False), (0, 0, False), (most + 1, 0, False), (True, 0, False),
+        (2.0, 0, False), (None, 0, False), (9, 2**63 - 1, False), (9, 2**63, False),
+        (9, -1, False), (9, True, False), (9, 0.5, False), (None, 0, True), (4, 0, True),
+        (3, 0, True), (5, 0, True), (np.int64(9), np.int32(3), False),
+    ):  # fmt: skip
+        attempts[f"candidates {budget}, seed {seed}, {'grid' if grid else 'drawn'}"] = (
+            lambda b=budget, s=seed, g=grid: search._candidates(space, b, s, g)
+        )
+    attempts["as many as may be"] = lambda: next(product_of({"seed": range(most)}))
+    attempts["one more"] = lambda: next(product_of({"seed": range(most + 1)}))
     two = [Config(lr=0.5, save="own"), Config(lr=0.25, patience=3)]
     for configs, options, monitor in (
         (two, {}, None),
@@ -453,8 +476,9 @@ def bad_searches() -> Lines:
     attempts["all bits"] = lambda: [
         repr(each["lr"]) for each in sampled(checked({"lr": uniform(0, 1)}), 4, 11)
     ]
-    for name, call in attempts.items():
-        yield f"{name}: {outcome(call)}"
+    with patch.object(search, "sampled", lambda choices, *drawn: [*choices, *drawn]):
+        for name, call in attempts.items():
+            yield f"{name}: {outcome(call)}"
 
 
 def _not_default(config: Config) -> dict[str, Any]:
