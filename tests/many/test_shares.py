@@ -71,8 +71,10 @@ def test_states_move_with_their_members_and_scores_are_of_whoever_trained(places
     done, active = np.zeros(count, np.int64), np.arange(count, dtype=np.int32)
     scores = np.empty((count, 0))
     while len(active):
-        epochs = int(generator.integers(1, 3))
+        epochs, before = int(generator.integers(1, 3)), trainer._owner.copy()
         trainer.run(active, epochs)
+        had, has = (np.bincount(of[active], minlength=places) for of in (before, trainer._owner))
+        assert np.sum(trainer._owner != before) == np.maximum(had - has, 0).sum()  # none in vain
         fair = -(-len(active) // min(count, places))
         assert trainer.largest <= fair * UNEVEN
         new = np.full((count, epochs), np.nan)
