@@ -13,6 +13,9 @@ def test_shapes_and_seed() -> None:
     assert all((a == b).all() for a, b in zip(first, again, strict=True))
     assert not (synthetic.generate(seed=2)[0] == first[0]).all()
     assert sorted(set(first[1].tolist())) == list(range(10))
+    # A digit of 120 to 215, and noise of 0 to 39 everywhere: no more than a byte holds.
+    assert (first[0].min(), first[0][:, 0].max(), first[0].max()) == (0, 39, 215 + 39)
+    assert np.unique(first[0].max(axis=1) // 10).tolist() == list(range(15, 26))
 
 
 def test_softmax_regression_learns_it() -> None:
