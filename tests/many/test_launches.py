@@ -141,3 +141,13 @@ def test_members_say_how_they_are_trained_once(opened: Opened) -> None:
     assert by_kernel.startswith("3 members: each on 1 thread block of ")
     ops = len(launch_plans.launch_plans(group, opened.machine, "", 2).training.whole.ops)
     assert by_launches == f"3 members: {ops} launches a step, each of all, launches"
+
+
+def test_a_grid_has_so_many_places_for_members(opened: Opened,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch_plans, "MOST_MEMBERS", 3)
+    assert launch_plans.launch_plans(group_of(3), opened.machine, "", 1)
+    for group, why in ((group_of(4), "more than 3 members"),
+                       (uneven(2, (37, 40)), "of different lengths")):
+        with pytest.raises(Unsupported, match=why):
+            launch_plans.launch_plans(group, opened.machine, "", 1)

@@ -192,7 +192,7 @@ def test_optuna_asks_and_tells_in_batches() -> None:
     with pytest.raises(ConfigError, match="direction='maximize'"):
         optimise(study, {"lr": [0.1]}, trials=1, data=(X, Y), monitor="test_accuracy")
     with pytest.raises(ConfigError, match="study = None: it must be one that"):
-        optimise(None, {"lr": [0.1]}, trials=1, data=(X, Y))
+        optimise(None, {"lr": [0.1]}, trials=2, batch=2, save="one", data=(X, Y))
 
 
 @pytest.mark.filterwarnings("ignore:BruteForceSampler is experimental")

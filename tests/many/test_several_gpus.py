@@ -157,7 +157,9 @@ def test_scores_of_the_last_epochs_alone() -> None:
     found, trainer = spread(2, 3)
     for _ in range(3):
         trainer.run(np.arange(3, dtype=np.int32), 1)
+    assert len(trainer._running) == 6
     whole = trainer.scores().figures
+    assert not trainer._running  # what is waited for is forgotten
     for first in range(4):
         assert np.array_equal(trainer.scores(first).figures, whole[:, first:])
     trainer.close()
