@@ -4,14 +4,19 @@ random runs, each figure by itself from its samples."""
 from __future__ import annotations
 
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
+from rawnn.bench.cases import phases
 from rawnn.bench.render import machine
 from rawnn.bench.render.grid import Grid
 from rawnn.bench.statistics import median_interval
+from rawnn.persistent.stamps import Stamp
+from rawnn.persistent.tracing import Trace
 from tests.bench.built import entry, place, results
 
 
@@ -147,3 +152,29 @@ def test_scaling_is_drawn_from_two_numbers_of_ranks_on(ranks: tuple[int, ...]) -
     found = machine.scaling_charts(results(*(scaled(n, [100.0 / n], "strong", 4096)
                                              for n in ranks)))
     assert bool(found) == (len(ranks) > 1)
+
+
+def test_a_phase_takes_the_median_of_blocks_and_a_warp_the_mean(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """Summed over its stamps, in the median of the steps. What follows once a launch is no phase of
+    a step, and one that nothing stamps takes no cycles."""
+    generator = np.random.default_rng(3)
+    listed = (Stamp("a", "x"), Stamp("a", "y"), Stamp("b"), Stamp("a", "x"))
+    shape = (3, 5, len(listed))
+    trace = Trace(listed, generator.integers(1, 99, shape), generator.integers(1, 99, (*shape, 2)),
+                  np.arange(5), np.arange(5), 2.0, 9.0)
+    costs = (("a", 10.0), (phases.cost.LAUNCH, 99.0), ("c", 7.0), ("a", 5.0))
+    monkeypatch.setattr(phases.cost, "phases", lambda sharding, of: [
+        SimpleNamespace(name=name, cycles=cycles) for name, cycles in costs])
+    chosen: Any = SimpleNamespace(sharding=None, costs=None)
+    found = phases.of_phases(chosen, trace)
+    assert list(found) == ["a", "a/x", "a/y", "b", "c"]
+    for name, places, expected in (("a", (0, 1, 3), 15.0), ("a/x", (0, 3), None),
+                                   ("a/y", (1,), None), ("b", (2,), None), ("c", (), 7.0)):
+        blocks = [median(sum(int(trace.cycles[s, b, p]) for p in places) for s in range(3))
+                  for b in range(5)]
+        warps = [median(sum(int(trace.own[s, b, p, w]) for p in places) for s in range(3))
+                 for b in range(5) for w in range(2)]
+        assert found[name] == {
+            "cycles": median(blocks), "expected_cycles": expected, "slowest_cycles": max(blocks),
+            "warp_cycles": pytest.approx(sum(warps) / 10)}
