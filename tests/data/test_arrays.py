@@ -15,6 +15,7 @@ from rawnn.common.listener import Listener
 from rawnn.cuda.device import Device
 from rawnn.data import Dataset, from_arrays
 from rawnn.data.arrays import split_rows
+from rawnn.data.dataset_types import listed
 from rawnn.data.tables import load_table
 from rawnn.engine.config import Config
 from rawnn.engine.machine import Opened, machine_of
@@ -507,7 +508,15 @@ def test_labels_are_bytes_where_all_classes_fit(way: str, count: int) -> None:
                      classes=count).checked()
     else:
         data = from_arrays((x, y), (x, y))
-    for labels in (data.train_labels, data.test_labels):
+    reverse = data.relabelled(tuple(map(str, y[::-1])), ())
+    for labels, wanted in ((data.train_labels, y), (data.test_labels, y),
+                           (reverse.train_labels, y[::-1]), (reverse.test_labels, y[::-1])):
         assert labels is not None
         assert labels.dtype == (np.uint8 if count <= 256 else np.int32)
-        assert labels.tolist() == y.tolist()
+        assert labels.tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize(("count", "text"), [
+    (0, "none"), (1, "0"), (8, "0, 1, 2, 3, 4, 5, 6, 7"), (9, "0, 1, 2, 3, 4, 5, 6, 7, ...")])
+def test_many_classes_are_named_by_the_first_eight(count: int, text: str) -> None:
+    assert listed([*map(str, range(count))]) == text
