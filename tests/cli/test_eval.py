@@ -17,8 +17,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from rawnn.cli import eval as eval_command
 from rawnn.cli import predict as predict_command
 from rawnn.cli.eval import _reconstructs
+from rawnn.cli.examples import Examples
 from rawnn.cli.figures import class_figures
 from rawnn.common.errors import DeviceError
 from rawnn.data.normalise import TargetNormalisation
@@ -27,6 +29,27 @@ from rawnn.engine.checkpoint import Checkpoint, listed, write
 from rawnn.engine.model import Model
 from rawnn.model.layers import Network
 from tests.cli.conftest import Rawnn
+
+
+@pytest.mark.parametrize(("count", "confusion", "tables"), [
+    (30, True, 2), (30, False, 1), (31, True, 0), (31, False, 0)])
+def test_tables_of_classes_are_printed_as_far_as_a_terminal_holds_them(
+        monkeypatch: pytest.MonkeyPatch, count: int, confusion: bool, tables: int) -> None:
+    printed: list[Any] = []
+    model = SimpleNamespace(
+        network=Network((2, count)), names=[f"c{i}" for i in range(count)],
+        score=lambda *given, device: SimpleNamespace(loss=0.5, accuracy=0.75),
+        confusion=lambda *given, device: np.eye(count, dtype=np.int64) * 3)
+    monkeypatch.setattr(eval_command, "Model", SimpleNamespace(of=lambda found: model))
+    console: Any = SimpleNamespace(print=lambda what, **how: printed.append(what),
+                                   is_terminal=False, width=100)
+    found: Any = SimpleNamespace(epoch=4)
+    figures = eval_command.show(found, Examples(np.zeros((9, 2)), np.zeros(9), "a file"), "host",
+                                confusion, console)
+    assert [type(each).__name__ for each in printed[4:]] == ["Table"] * tables
+    assert (figures["examples"], figures["loss"], figures["accuracy"]) == (9, 0.5, 0.75)
+    assert figures["classes"]["c3"]["examples"] == figures["confusion"][3][3] == 3
+
 
 ROOT = Path(__file__).resolve().parents[2]
 RNG = np.random.default_rng(0)

@@ -16,6 +16,7 @@ import pytest
 
 import rawnn as package
 from rawnn.cli import many as many_command
+from rawnn.cli import varying
 from rawnn.cli.many import _some
 from rawnn.cli.varying import varied
 from rawnn.common.errors import ConfigError
@@ -70,6 +71,18 @@ def test_bad_values_say_how_to_write_them(texts: tuple[str, ...], said: str) -> 
     with pytest.raises(ConfigError) as error:
         varied(texts)
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize(("text", "count"), [
+    ("seed=1..5", 5), ("seed=1..6", 0), ("lr=1..2:5", 5), ("lr=1..2:6", 0), ("lr=1..2:2", 2)])
+def test_a_range_has_so_many_values_at_most(monkeypatch: pytest.MonkeyPatch, text: str,
+                                            count: int) -> None:
+    monkeypatch.setattr(varying, "MOST", 5)
+    if count:
+        assert [len(values) for values in varied((text,)).values()] == [count]
+    else:
+        with pytest.raises(ConfigError, match=r"more than 5 values|from 2 to 5 values"):
+            varied((text,))
 
 
 def test_a_table_of_the_best_json_and_a_plot(rawnn: Rawnn, table: Path, tmp_path: Path) -> None:

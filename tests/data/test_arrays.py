@@ -492,7 +492,7 @@ def test_a_data_set_is_divided_and_normalised_already(options: dict[str, Any]) -
         train(data=built(), layers=(4, 2), epochs=1, device="host", **options)
 
 
-@pytest.mark.parametrize("seed", [-1, 1.5, True, "0"])
+@pytest.mark.parametrize("seed", [-1, 1.5, True, "0", 2**63])
 def test_a_seed_is_a_whole_number(seed: Any) -> None:
     with pytest.raises(ConfigError, match=r"seed = .* must be a whole number"):
         from_arrays((np.zeros((9, 2), np.float32), np.arange(9) % 2), seed=seed)

@@ -4,6 +4,7 @@ number the option that helps."""
 from __future__ import annotations
 
 import gzip
+import re
 from pathlib import Path
 
 import numpy as np
@@ -241,6 +242,16 @@ def test_numbers_beyond_float64_that_become_equal_are_noted(tmp_path: Path) -> N
     zipped = tmp_path / "t.csv.gz"
     zipped.write_bytes(gzip.compress(text.encode()))
     assert "40 become 1" in load_table(zipped, "y").notes[0]
+    least = "id,y\n" + "".join(f"{2**53 - n},{n % 2}\n" for n in range(-1, 9))  # 2**53 + 1 is even
+    assert "'id' 10 become 9" in load_table(write(tmp_path, least), "y").notes[0]
+
+
+@pytest.mark.parametrize(("length", "shown"), [(40, "{text},"), (41, "{text:.37}...,")])
+def test_long_cells_are_said_by_their_begin(tmp_path: Path, length: int, shown: str) -> None:
+    text = f"1.{'2' * (length - 7)}e-400"
+    said = re.escape(f"holds {shown.format(text=text)} which float64")
+    with pytest.raises(DataError, match=said):
+        load_table(write(tmp_path, f"a,y\n1,0\n{text},1\n"), "y")
 
 
 def spelled(generator: np.random.Generator, value: float, decimal: str) -> str:

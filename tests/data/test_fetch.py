@@ -109,6 +109,24 @@ def test_too_large_an_offer_is_refused(server, part: Path) -> None:
         fetched(server, part, limit=1000)
 
 
+@pytest.mark.parametrize("has_length", [False, True])
+def test_as_many_bytes_as_expected_are_taken_and_none_more(server, part: Path,
+                                                           has_length: bool) -> None:
+    def answer(handler, content: bytes) -> None:
+        handler.send_response(200)
+        if has_length:
+            handler.send_header("Content-Length", str(len(content)))
+        handler.end_headers()
+        handler.wfile.write(content)
+
+    server.answers = [answer] * 2
+    assert fetched(server, part, limit=len(CONTENT)) is False
+    assert part.read_bytes() == CONTENT
+    part.unlink()
+    with pytest.raises(FetchError, match="1,023,999"):
+        fetched(server, part, limit=len(CONTENT) - 1)
+
+
 def test_wrong_ranges_are_refused(server, part: Path) -> None:
     def answer(text: str):
         def wrong(handler, content: bytes) -> None:

@@ -126,7 +126,8 @@ def statistics() -> Lines:
         + runs_text([3, 5])
         + f" {runs_text([])} {runs_text([0])}"
     )
-    for value in (0.0, 0.01234, 0.995, 9.994, 9.996, 12.345, 99.94, 99.96, 1234.5, 1e6, -3.456):
+    for value in (0.0, 0.01234, 0.995, 9.994, 9.996, 10.0, 12.345, 99.94, 99.96, 1234.5, 1e5, 1e6,
+                  -3.456):
         yield (
             f"{value}: {texts.three_digits(value)}, {texts.milliseconds(value)}, "
             f"{texts.factor(value)}, {texts.bound_multiple(value, 2.0)}, "
