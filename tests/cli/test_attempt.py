@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -209,3 +210,25 @@ def test_what_an_instance_uses_is_said(mine: Path, capsys: pytest.CaptureFixture
     assert f"compiled  bias_relu for sm_90: 40 registers, 2,048 B of shared memory, 96 B of " \
         f"stack, {sum(spilled)} B spilled" in said
     assert "ordering  not proved: it is too large" in said
+
+
+@pytest.mark.parametrize(("batch", "examples"), [(None, 128), (8, 8)])
+def test_a_few_steps_are_simulated_unless_they_take_numpy_too_long(
+        monkeypatch: pytest.MonkeyPatch, batch: int | None, examples: int) -> None:
+    asked: list[Any] = []
+
+    def training(config: Config, data: Any, opened: Any) -> Any:
+        asked.append((config.opt, config.device, config.batch, len(data.train_images),
+                      len(data.test_labels), data.train_targets, data.resident))
+        return SimpleNamespace(session=nullcontext(), block=asked.append)
+
+    monkeypatch.setattr(attempt, "Training", training)
+    work = 6 * attempt.STEPS * examples * (20 * 30 + 30 * 10)
+    config = Config(layers=(20, 30, 10), batch=batch)
+    data = replace(random_dataset(20, 10, 1000, 500), resident={"train_images": cast(Any, 1)})
+    for most, said in ((work, ""), (work - 1, "the network is too large for NumPy: name a smaller "
+                                              "one by --layers")):
+        monkeypatch.setattr(attempt, "MOST_WORK", most)
+        assert attempt.simulate(config, "fuse", data) == said
+    rows = attempt.STEPS * examples
+    assert asked == [("fuse", "sim", batch, rows, min(rows, 500), None, {}), 1]
