@@ -144,6 +144,16 @@ def charts() -> Lines:
     words = {**MANY, "settings": {"monitor": "train_loss", "varied": ["layers"]}}
     for name, found in (("map", MANY), ("one", one), ("words", words)):
         yield from drawn(f"variation {name}", chart_of(found))
+    for name, values in (
+        ("momentum", [0.8, 0.9, 0.95]), ("weight_decay", [0.0, 0.01, 1.0]),
+        ("batch", [8, 79, 40]), ("eps", [0.5, 5.0, 1.0]),
+    ):  # fmt: skip
+        settings = {"monitor": "test_accuracy", "varied": [name]}
+        of_one = {**MANY, "settings": settings, "table": {**MANY["table"], name: values * 4}}
+        yield from drawn(f"variation {name}", chart_of(of_one))
+    settings = {"monitor": "test_loss", "varied": ["beta1", "beta2", "seed"]}
+    table = {**MANY["table"], "beta1": [n / 16 for n in range(12)], "beta2": [0.5, 0.75] * 6}
+    yield from drawn("variation of many", chart_of({**MANY, "settings": settings, "table": table}))
     yield f"words of figures and options {WORDS}"
     yield outcome(
         lambda: chart_of({**MANY, "settings": {"monitor": "test_loss", "varied": ["seed"]}})
