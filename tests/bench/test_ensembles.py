@@ -23,7 +23,7 @@ from rawnn.bench.peers.ensemble import (
     reduced,
     sampled_ensemble,
 )
-from rawnn.bench.peers.loss_check import checker
+from rawnn.bench.peers.loss_check import by_epoch, checker, losses
 from rawnn.bench.peers.loss_check import ensemble_reference as reference
 from rawnn.bench.peers.numpy_many import Stacked
 from rawnn.bench.peers.numpy_system import Loop
@@ -328,6 +328,13 @@ def test_a_block_ends_when_the_device_is_done(opt: str, monkeypatch: pytest.Monk
     members.close()
     device.close()
     simulation.assert_clean()
+
+
+def test_rounded_runs_are_of_the_members_that_are_checked() -> None:
+    whole = tiny(members=20)
+    found = by_epoch(losses(whole, lambda values: values))
+    np.testing.assert_allclose(found, reference(whole).epochs, rtol=1e-5)
+    np.testing.assert_allclose(found, losses_of_each(whole)[:, whole.checked], rtol=1e-5)
 
 
 def test_a_trainer_with_too_few_epochs_left_makes_room_for_another(
