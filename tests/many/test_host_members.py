@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -252,6 +252,22 @@ def test_a_session_that_is_forgotten_is_closed_once_and_leaves_its_stream(sessio
     assert not any(each.session.is_open for each in held)
     made.close()
     assert gpu.closed == 3
+
+
+def test_a_session_of_another_epoch_is_closed_and_so_is_the_one_used_longest_ago(
+        sessions: Any) -> None:
+    made = sessions(4, 10_000, 9_900)
+    held = [made._session(member, MemberState(), member) for member in range(3)]
+    made._idle.update(enumerate(held))
+    assert made._session(0, MemberState(), 0) is held[0]
+    made._idle[0] = replace(held[0], epoch=2)
+    begun = made._session(0, MemberState(), 0)
+    assert (held[0].session.is_open, begun.session.is_open) == (False, True)
+    made._idle[0], made._most = begun, 3
+    made._session(3, MemberState(), 0)
+    assert [held[1].session.is_open, *made._idle] == [False, 2, 0]
+    made._session(1, MemberState(), 1)
+    assert [*made._idle] == [0]
 
 
 def test_a_session_that_cannot_begin_leaves_its_stream(

@@ -146,7 +146,12 @@ def test_members_say_how_they_are_trained_once(opened: Opened) -> None:
 def test_a_grid_has_so_many_places_for_members(opened: Opened,
                                                monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch_plans, "MOST_MEMBERS", 3)
-    assert launch_plans.launch_plans(group_of(3), opened.machine, "", 1)
+    plans = launch_plans.launch_plans(group_of(3), opened.machine, "", 7, 2)
+    shapes = [{n: t.shape for n, t in plan.scores.tensors.items()} for plan in (
+        plans, launch_plans.launch_plans(group_of(3), opened.machine, "", 7))]
+    assert shapes[0] == shapes[1]  # however many train at once
+    assert all(graph.chain for part in (plans.training, plans.evaluation)
+               for graph in part.graphs(2))
     for group, why in ((group_of(4), "more than 3 members"),
                        (uneven(2, (37, 40)), "of different lengths")):
         with pytest.raises(Unsupported, match=why):
