@@ -173,6 +173,9 @@ def test_what_failed_ended_early_or_was_simulated_is_a_warning(tmp_path: Path) -
     assert "SIMULATED" in words
     assert "ended early: Ctrl-C" in words
     assert "1 entry of rawnn failed" in words
+    found.write(tmp_path / "b.json")
+    [part] = parts_of(read_all(tmp_path))
+    assert sum("1 entry of rawnn failed" in warning for warning in part.warnings) == 1
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from rawnn.cli import kernel as kernel_command
 from rawnn.cli import run
 from rawnn.cli.compiler import macros
+from rawnn.common.errors import DeviceError
 from rawnn.cuda.compiling.resources import occupancy, resource_usage, spills
+from rawnn.engine import machine
 from rawnn.lab import inspection
 from rawnn.lab.kernel_source import Source
 from tests import requires
@@ -31,6 +36,21 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
     Path("kernels.cu").write_text(SOURCE)
     return "kernels.cu"
+
+
+def test_kernels_are_compiled_for_the_gpu_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+
+    def opened(ordinal: int, notify: Any) -> Any:
+        if ordinal or not is_there:
+            raise DeviceError("no GPU")
+        return SimpleNamespace(arch="sm_123", close=lambda: closed.append("sm_123"))
+
+    monkeypatch.setattr(machine, "open_gpu", opened)
+    is_there = True
+    assert (kernel_command._gpu_architecture(), closed) == ("sm_123", ["sm_123"])
+    is_there = False
+    assert kernel_command._gpu_architecture() == "sm_90"
 
 
 def test_compile_says_what_each_instance_uses(file: str, capsys: pytest.CaptureFixture[str]

@@ -22,6 +22,7 @@ def test_a_graph_of_an_epoch_is_cut_short_unless_all_is_asked_for(rawnn: Rawnn) 
     arguments = ("plan", "--opt", "best,-persistent,graphs=epoch", "--examples", "12800")
     short, whole = rawnn(*arguments).out, rawnn(*arguments, "--all").out
     assert "more (--all shows them)" in short
+    assert "\n\ngraph: " in short
     assert "more (--all" not in whole
     assert whole.count("linear_update") > short.count("linear_update") > 1
 

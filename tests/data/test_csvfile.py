@@ -244,6 +244,8 @@ def test_numbers_beyond_float64_that_become_equal_are_noted(tmp_path: Path) -> N
     assert "40 become 1" in load_table(zipped, "y").notes[0]
     least = "id,y\n" + "".join(f"{2**53 - n},{n % 2}\n" for n in range(-1, 9))  # 2**53 + 1 is even
     assert "'id' 10 become 9" in load_table(write(tmp_path, least), "y").notes[0]
+    plain = least.removeprefix("id,y\n")
+    assert "'0' 10 become 9" in load_table(write(tmp_path, plain), "1").notes[0]
 
 
 @pytest.mark.parametrize(("length", "shown"), [(40, "{text},"), (41, "{text:.37}...,")])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,7 +20,13 @@ from rawnn.many.folds import folds_of
 from rawnn.many.grouping import load, members_of
 from rawnn.many.host import HostMembers, core_count
 from rawnn.many.members import Group
-from rawnn.many.sessions import Job, MemberSessions, MemberState, SessionMembers
+from rawnn.many.sessions import (
+    Job,
+    MemberSessions,
+    MemberState,
+    SessionMembers,
+    _session_bytes,
+)
 
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(90, 5)).astype(np.float32) * 3 + 1
@@ -234,6 +241,17 @@ def test_members_train_at_once_where_a_gpu_has_room_for_their_sessions(
     made._idle[0] = opened
     made._session(1, MemberState(), 0)
     assert (made._at_once, made._most) == (at_once, most)  # the first says it for all
+
+
+@pytest.mark.parametrize(("batch", "is_double"), [(16, False), (None, False), (16, True)])
+def test_a_session_is_known_by_what_it_copies_and_holds(batch: int | None, is_double: bool) -> None:
+    """5-9-2: 63 weights six times over, 16 numbers an example of a batch, twice, and of 2000
+    examples of the test set, and a quarter of a MiB; 72 of the rows are trained on."""
+    group = group_of([Config(**{**OPTIONS, "batch": 16})])
+    group = replace(group, config=replace(group.config, batch=batch), normalisations=(
+        cast(Any, SimpleNamespace(is_double=is_double)),))
+    assert _session_bytes(group) == 4 * (6 * 63 + 16 * (2 * (batch or 1) + 2000)) + 72 * 8 \
+        + is_double * 72 * 5 * 4 + 2**18
 
 
 def test_a_session_that_is_forgotten_is_closed_once_and_leaves_its_stream(sessions: Any) -> None:

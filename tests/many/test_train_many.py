@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -454,6 +454,10 @@ def test_best_and_ensemble() -> None:
     last = many.scores("test_accuracy")[:, -1]
     assert [m.index for m in many.best(3, by="test_accuracy")] == \
         np.argsort(-last, kind="stable")[:3].tolist()
+    assert [m.index for m in many.best(cast(Any, np.int32(1)))] == [many.best(3)[0].index]
+    for k in (0, -1, True, 1.5, "1", None):
+        with pytest.raises(ConfigError, match="it must be a whole number of at least 1"):
+            many.best(cast(Any, k))
     ensemble = many.ensemble(3)
     models = [member.model for member in many.best(3)]
     mean = np.mean([m.predict(X, "probabilities").astype(np.float64) for m in models], axis=0)
