@@ -200,6 +200,7 @@ def _measured() -> Lines:
         yield f"# {opt}: {short(found.toggles)} {found.way} {found.steps} {found.ops_us:.3f} " \
               f"{found.step_us.median:.3f} {found.empty_us:.3f}"
         yield from (" | ".join(row) for row in rows(found))
+        yield "operations: " + ", ".join(f"{op.name} {op.operations}" for op in found.ops)
         opened.device.close()
     with Harness("phases") as harness:
         opened = harness.open("sim", {})
