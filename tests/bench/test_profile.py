@@ -236,6 +236,8 @@ def test_activities_are_ops_by_their_kernels_in_order() -> None:
     assert named(seen("gather", "sgd", "matmul_nt", "matmul_nt"), kernels) == [0, 3, 1, 2]
     assert named(seen("gather", "sm90_gemm", "splitKreduce", "sgd", "tick"),
                  ["gather", "", "sgd"]) == [0, 1, 1, 2, None]
+    assert named(seen("gather", "bias_add", "_Z8bias_addPf", "sm90_gemm", "sgd"),
+                 ["gather", "", "sgd"]) == [0, None, None, 1, 2]  # ours, of something else
 
 
 @pytest.mark.parametrize("opt", ["graphs=epoch", "graphs=3", "graphs=step", "nosync"])
