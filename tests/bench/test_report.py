@@ -8,6 +8,7 @@ import subprocess
 from html.parser import HTMLParser
 from inspect import signature
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import create_autospec
 
@@ -16,6 +17,7 @@ from click.testing import CliRunner
 
 from rawnn.bench.case import Case
 from rawnn.bench.record import Environment, Record, Results, read_all
+from rawnn.bench.render import html_report
 from rawnn.bench.render.html_report import parts_of
 from rawnn.bench.suites import read_suites
 from rawnn.cli import bench as bench_module
@@ -258,6 +260,25 @@ def test_older_runs_of_a_suite_are_folded_and_warned_of_once(tmp_path: Path) -> 
         "Random networks ended early in 3 files: the lines below their tables say why."]
     text = made(str(tmp_path), "--out", str(tmp_path / "r.html"))
     assert "<b>Older runs</b><span>2 earlier files" in text
+
+
+@pytest.mark.parametrize(("count", "notes"), [
+    (0, ["No network of these is slower."]), (1, []), (5, []),
+    (6, ["1 more is in the blocks below"]), (8, ["3 more are in the blocks below"])])
+def test_the_slowest_networks_come_first_of_those_that_are_slower(
+        monkeypatch: pytest.MonkeyPatch, count: int, notes: list[str]) -> None:
+    torch: Any = SimpleNamespace(conditions={"system": "torch"})
+    ratios = [0.25, 0.9, 0.75, 0.5, 0.125, 0.99, 0.375, 0.875][:count]
+    of = {"sample": ratios[::2], "grid": ratios[1::2]}
+    monkeypatch.setattr(html_report, "_newest", lambda found: [(s, s, None) for s in of])
+    monkeypatch.setattr(html_report.random_networks, "losses", lambda suite: [
+        (ratio, f"net {ratio}", "tf32", None, torch) for ratio in of[suite]])
+    grid = html_report._losses([])
+    assert grid is not None
+    assert [*grid.notes] == notes
+    titles = {s: html_report.SUITES[s].title for s in of}
+    assert grid.rows == [[titles["sample" if r in of["sample"] else "grid"], f"net {r}", "tf32",
+                          "PyTorch", f"{r:.2f}x"] for r in sorted(ratios)[:5]]
 
 
 # -- bench all -----------------------------------------------------------------------------------
