@@ -201,3 +201,21 @@ def test_seconds_to_a_result_are_of_a_call_or_of_a_setup_and_as_many_epochs() ->
         1.0 + ensembles.CALL_EPOCHS * 64 * 50e-6)
     assert ensembles.rate(ours) == pytest.approx(16 / 10)
     assert ensembles.seconds(None) == ""
+
+
+def test_a_class_with_one_side_has_a_row_and_one_with_none_has_not() -> None:
+    def without(*systems: str) -> dict[tuple[str, str], float]:
+        return {key: us for key, us in TIMES.items() if key[1] != "bf16" or key[0] not in systems}
+
+    rows = rows_of("many", results(
+        ensemble("A/16", 16), ensemble("B/16", 16, without("rawnn")),
+        ensemble("C/16", 16, without("jax")), ensemble("D/16", 16, without("rawnn", "jax"))), 1)
+    own, peer = "rawnn", "best peer"
+    assert [(r["class"].partition(" ")[0], r[own], r[peer], r["ratio"]) for r in rows] == [
+        ("float32", "0.800", "0.320", "2.50 x"), ("tf32", "1.60", "0.320", "5.00 x"),
+        ("bf16", "2.00", "0.333", "6.00 x"),
+        ("float32", "0.800", "0.320", "2.50 x"), ("tf32", "1.60", "0.320", "5.00 x"),
+        ("bf16", "-", "0.333", ""),
+        ("float32", "0.800", "0.320", "2.50 x"), ("tf32", "1.60", "0.320", "5.00 x"),
+        ("bf16", "2.00", "-", ""),
+        ("float32", "0.800", "0.320", "2.50 x"), ("tf32", "1.60", "0.320", "5.00 x")]
