@@ -180,6 +180,11 @@ def test_an_ablation_divides_both_ways() -> None:
                       (("a", 40.0), ("best", 2.0), ("a,fuse", 20.0), ("best,-fuse", 8.0))))
     [grid] = SUITES["ablation"].grids(found)
     assert grid.rows == [["`linear`", "`fuse`", "2.00 x", "4.00 x", "2.00"]]
+    refused = [entry("ablation/linear", opt, {"epoch_ms": []}, status="unavailable",
+                     reason=f"{why}: in full", **shared)
+               for opt, why in (("a", "one"), ("a,fuse", "two"), ("best", "three"))]
+    [grid] = SUITES["ablation"].grids(results(*refused))
+    assert grid.rows == [["`linear`", "`fuse`", "cannot run: one", "cannot run: three", ""]]
 
 
 # -- peers -----------------------------------------------------------------------------------------

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rawnn.cli import tune as tune_command
 from rawnn.cuda.device import DeviceInfo
 from rawnn.engine import launch_choices as choices
 from rawnn.engine.launch_choices import TunedLaunch
@@ -62,9 +64,17 @@ def test_ctrl_c_keeps_what_was_found(rawnn: Rawnn, mine: Path,
             raise KeyboardInterrupt
         measured(self, toggles)
 
+    def open_device(*given: Any) -> Any:
+        opened.append(original(*given))
+        return opened[-1]
+
+    opened: list[Any] = []
+    original = tune_command.open_device
     monkeypatch.setattr(search.Search, "measure", measure)
+    monkeypatch.setattr(tune_command, "open_device", open_device)
     done = rawnn(*SMALL)
     assert done.status == 130
+    assert [each.device.open for each in opened] == [False]
     assert len(table.read(mine)) == 1
 
 
