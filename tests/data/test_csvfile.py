@@ -239,6 +239,10 @@ def test_numbers_beyond_float64_that_become_equal_are_noted(tmp_path: Path) -> N
     assert data.notes == (f"{tmp_path}/t.csv: distinct values become equal in float64, in column "
                           f"'id' 40 become 1: write them less their lowest value",)
     assert load_table(write(tmp_path, small), "y", normalise="learned").notes == ()
+    apart = "id,y\n" + "".join(f"{2**40 + n},{n % 2}\n" for n in range(40))  # not in float32
+    data = load_table(write(tmp_path, apart), "y", normalise="learned")
+    normalised = data.normalisation.apply(np.concatenate([data.train_images, data.test_images]))
+    assert len(np.unique(normalised.round(3))) == 40
     zipped = tmp_path / "t.csv.gz"
     zipped.write_bytes(gzip.compress(text.encode()))
     assert "40 become 1" in load_table(zipped, "y").notes[0]

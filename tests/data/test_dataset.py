@@ -53,7 +53,7 @@ def test_an_explicit_directory(
     for _ in range(2):
         data = load(name, directory, cache)
         check(data, small)
-        assert data.name == name
+        assert (data.name, data.own) == (name, name == "idx")
         assert data.source == f"{directory} (--data)"
 
 

@@ -71,6 +71,9 @@ def test_bits_are_those_of_one_gpu(simulations: Any) -> None:
     single = rawnn.train(member.config, data=member.dataset)
     assert all(np.array_equal(single.parameters[n], member.model.parameters[n])
                for n in single.parameters)
+    assert one.environment
+    assert (one.environment.device, one.environment.gpu) == (
+        "sim", single.environment.gpu and {**single.environment.gpu})
 
 
 def test_the_sharding_is_chosen_for_the_members_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
