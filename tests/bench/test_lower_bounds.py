@@ -186,7 +186,9 @@ def test_what_probes_are_given_is_as_they_need_it(device: Device) -> None:
             return [int(v) for v in found]
 
         for probe, cluster in ((probes.GRID_BARRIERS, 1), (probes.CLUSTER_BARRIERS, 2)):
-            barriers = probing.kernel(stack, probe, 4, {"blocks": 4}, cluster=cluster, counter=True)
+            given: dict[str, Any] = {"blocks": 4}
+            barriers = probing.kernel(stack, probe, 4, given, cluster=cluster, counter=True)
+            assert given == {"blocks": 4}
             assert seen(barriers.values["counter"], "u4") == [0]
             for rounds in (3, 3, 2):
                 barriers(rounds)
@@ -217,6 +219,10 @@ def test_constants_are_kept_by_gpu_and_driver_and_never_taken_for_another() -> N
     assert hopper
     assert hopper.value("node") == 2.0
     assert "NVIDIA H200" in str(hopper)
+    gpu_limits.store_limits(made("NVIDIA H100-80GB HBM3").results)
+    for asked, is_there in (("h100 80gb", True), ("80GB HBM3", True), ("NVIDIA HBM3", False),
+                            ("100 80GB", False), ("H100-80GB", False)):
+        assert bool(stored_limits(asked)) is is_there
 
 
 def test_a_file_can_be_named_in_place_of_what_is_kept(tmp_path: Path,

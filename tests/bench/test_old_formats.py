@@ -202,3 +202,18 @@ def test_what_is_no_older_file_is_refused_in_a_sentence(content: str, why: str, 
     (tmp_path / "x.json").write_text(content)
     with pytest.raises(ConfigError, match=why):
         read_results(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize(("words", "keys"), old_formats.OTHERS.items())
+def test_another_file_of_rawnn_is_known_by_all_of_its_keys(words: str, keys: set[str]) -> None:
+    def said(**more: Any) -> str:
+        with pytest.raises(ConfigError) as error:
+            converted(json.dumps(more).encode(), "f.json")
+        return str(error.value)
+
+    whole = dict.fromkeys(keys, 1)
+    assert said(**whole, more=2) == f"f.json is {words}, and no measurement of `rawnn bench`"
+    for key in keys:
+        others = {k: v for k, v in whole.items() if k != key}
+        assert said(**others) == "f.json is not a results file of rawnn"
+    assert said(**whole, kind="x").startswith("f.json holds 'x'")

@@ -16,8 +16,9 @@ import pytest
 from rawnn.bench import attempt
 from rawnn.bench.attempt import LossDifference, check_ops, time_ops, training_plan
 from rawnn.bench.peers import worker
+from rawnn.cli import attempt as attempt_command
 from rawnn.cli import run
-from rawnn.common.errors import ConfigError
+from rawnn.common.errors import ConfigError, RawnnError
 from rawnn.cuda.compiling.resources import Usage
 from rawnn.cuda.device import Device
 from rawnn.engine.config import Config
@@ -232,3 +233,17 @@ def test_a_few_steps_are_simulated_unless_they_take_numpy_too_long(
         assert attempt.simulate(config, "fuse", data) == said
     rows = attempt.STEPS * examples
     assert asked == [("fuse", "sim", batch, rows, min(rows, 500), None, {}), 1]
+
+
+@pytest.mark.parametrize("right", [False, True])
+def test_outcomes_and_trespasses_of_an_op_are_printed(right: bool) -> None:
+    printed: list[str] = []
+    console = SimpleNamespace(print=lambda text, **how: printed.append(text))
+    ops = [SimpleNamespace(op="bias", outcomes=["y is right"], trespasses=["x is written"],
+                           right=right),
+           SimpleNamespace(op="relu", outcomes=[1, 2], trespasses=[], right=True)]
+    with nullcontext() if right else pytest.raises(
+            RawnnError, match="mine does not compute what its op means: bias; nothing was timed"):
+        attempt_command._check(ops, "mine", console)
+    assert printed == [f"{'right' if right else 'WRONG'}     bias: y is right; x is written",
+                       "right     relu: 1; 2"]
