@@ -217,3 +217,15 @@ def test_another_file_of_rawnn_is_known_by_all_of_its_keys(words: str, keys: set
         others = {k: v for k, v in whole.items() if k != key}
         assert said(**others) == "f.json is not a results file of rawnn"
     assert said(**whole, kind="x").startswith("f.json holds 'x'")
+
+
+@pytest.mark.parametrize("kind", ["random-peers", "floors"])
+def test_what_does_not_say_that_it_was_unsteady_was_steady(kind: str) -> None:
+    """Files from before that was written down."""
+    for steady, counts in ((None, False), (True, False), (False, True)):
+        whole = raw(kind)
+        for each in whole["floors"] if kind == "floors" else whole["contests"][0]["entries"]:
+            each.pop("steady", None)
+            each |= {} if steady is None else {"steady": steady}
+        notes = [n for r in converted(json.dumps(whole).encode(), "f").records for n in r.notes]
+        assert any("steady" in note for note in notes) is counts

@@ -3,6 +3,7 @@ PyTorch's: neither need be installed."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -106,6 +107,15 @@ def test_padded_sizes_are_what_tensor_cores_take(jax: list[ModuleType], size: in
     np.testing.assert_array_equal(last, np.moveaxis(array, 0, -1))
     assert last.flags.c_contiguous
     assert last.flags.writeable
+
+
+def test_a_form_of_jax_is_what_its_name_says(jax: list[ModuleType]) -> None:
+    for forms, unroll_of in ((jax[0].FORMS, int), (jax[1].FORMS, lambda form: form.unroll)):
+        for name, form in forms.items():
+            unrolled = re.search(r"unrolled (\d+)", name)
+            assert unroll_of(form) == (int(unrolled[1]) if unrolled else 1)
+    for name, form in jax[1].FORMS.items():
+        assert (form.is_padded, form.axis) == ("padded" in name, -1 if "last" in name else 0)
 
 
 def test_an_epoch_of_jax_is_run_from_the_state_that_the_one_before_left(

@@ -492,6 +492,16 @@ def test_a_data_set_is_divided_and_normalised_already(options: dict[str, Any]) -
         train(data=built(), layers=(4, 2), epochs=1, device="host", **options)
 
 
+@pytest.mark.parametrize("pair", [tuple, list])
+def test_a_pair_may_be_a_list(pair: Any) -> None:
+    x, y = np.arange(24, dtype=np.float32).reshape(12, 2), np.arange(12) % 3
+    data = from_arrays(pair([x, y]), pair([x[:5], y[:5]]))
+    assert (data.classes, len(data.train_images), len(data.test_images)) == (3, 12, 5)
+    for given in ([x], [x, y, y]):
+        with pytest.raises(ConfigError, match=f"must be \\(X, y\\), not {len(given)} arrays"):
+            from_arrays(pair(given))
+
+
 @pytest.mark.parametrize("seed", [-1, 1.5, True, "0", 2**63])
 def test_a_seed_is_a_whole_number(seed: Any) -> None:
     with pytest.raises(ConfigError, match=r"seed = .* must be a whole number"):
