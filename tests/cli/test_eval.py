@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from rawnn.cli import eval as eval_command
+from rawnn.cli import examples
 from rawnn.cli import predict as predict_command
 from rawnn.cli.eval import _reconstructs
 from rawnn.cli.examples import Examples
@@ -49,6 +50,27 @@ def test_tables_of_classes_are_printed_as_far_as_a_terminal_holds_them(
     assert [type(each).__name__ for each in printed[4:]] == ["Table"] * tables
     assert (figures["examples"], figures["loss"], figures["accuracy"]) == (9, 0.5, 0.75)
     assert figures["classes"]["c3"]["examples"] == figures["confusion"][3][3] == 3
+
+
+def test_a_table_is_read_by_names_indices_and_with_what_training_skipped(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """The classes are known, and inputs are normalised as exactly as they were in training."""
+    calls: list[Any] = []
+
+    def read(path: str, columns: Any, kind: str, features: Any, csv_format: Any,
+             classes_known: bool = False, exact: bool = False) -> Any:
+        calls.append((columns, csv_format.skip, csv_format.decimal, classes_known, exact))
+        return SimpleNamespace(inputs=np.zeros((2, 99)), feature_names=())
+
+    monkeypatch.setattr(examples, "read_table", read)
+    found: Any = SimpleNamespace(network=Network((4, 3)), facts={"targets": ["kind"]},
+                                 config={"target": "5", "skip": "z", "decimal": ","})
+    examples._table(found, "x.csv", None, {})
+    assert calls == [(columns, skip, ",", True, True) for columns, skip in (
+        ("kind", "z"), ("5", "z"), (None, "z"), ("kind", None), ("5", None), (None, None))]
+    calls.clear()
+    examples._table(found, "x.npz", "y", {"decimal": "."})
+    assert calls == [("y", None, ".", False, False)]
 
 
 ROOT = Path(__file__).resolve().parents[2]
