@@ -203,3 +203,15 @@ def test_the_bar_is_told_what_is_done_and_fits_the_terminal(monkeypatch: pytest.
                      **same},
                     {"completed": 2, "description": "toggles: linear b…", "left": "about 8 s left",
                      **same}, {"left": "about 8 s left", "refresh": True}]
+
+
+def test_progress_is_said_once_a_period(monkeypatch: pytest.MonkeyPatch,
+                                        capsys: pytest.CaptureFixture[str]) -> None:
+    clock, said = Clock(), list[int]()
+    monkeypatch.setattr("rawnn.cli.screen.perf_counter", clock)
+    screen = Screen("bench", 1)
+    for done, seconds in enumerate((0.0, 4.9, 5.0, 6.0, 9.9, 10.0, 10.1, 20.0, 20.1), 1):
+        clock.now = seconds
+        screen.advance(done, 9, "a case")
+        said.append(capsys.readouterr().err.count("rawnn: bench: "))
+    assert said == [0, 0, 1, 0, 0, 1, 0, 1, 0]

@@ -492,6 +492,18 @@ def test_a_data_set_is_divided_and_normalised_already(options: dict[str, Any]) -
         train(data=built(), layers=(4, 2), epochs=1, device="host", **options)
 
 
+@pytest.mark.parametrize(("dtype", "is_text", "noted"), [
+    ("float64", False, True), ("int32", False, True), ("float32", False, False),
+    ("float64", True, False)])
+def test_values_that_were_given_in_another_type_are_noted(dtype: str, is_text: bool,
+                                                          noted: bool) -> None:
+    """Those of a text have no type of their own."""
+    x, y = np.zeros((6, 2), np.float32), np.arange(6).astype(dtype)
+    data = from_arrays((x, y), (x, y), kind="values", is_text=is_text)
+    assert any(f"values are converted from {dtype} to float32" in note
+               for note in data.notes) is noted
+
+
 @pytest.mark.parametrize("pair", [tuple, list])
 def test_a_pair_may_be_a_list(pair: Any) -> None:
     x, y = np.arange(24, dtype=np.float32).reshape(12, 2), np.arange(12) % 3

@@ -33,6 +33,8 @@ def test_whole_file_with_progress(server, part: Path) -> None:
     assert part.read_bytes() == CONTENT
     assert seen[0] == ("file", 0, len(CONTENT))
     assert seen[-1] == ("file", len(CONTENT), len(CONTENT))
+    assert any(0 < done < len(CONTENT) for _, done, _ in seen)
+    assert seen == sorted(seen)
 
 
 def test_an_earlier_part_is_continued(server, part: Path) -> None:
