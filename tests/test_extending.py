@@ -210,7 +210,7 @@ def signs(tmp_path: Path) -> Iterator[Path]:
     optimizers.register(OptimizerSpec(
         "signs", {"bound": 0.01, "decay": 0.0}, kind=lambda s: "signs", state=lambda s: (),
         attributes=lambda s: {"bound": s["bound"]},
-        ranges={"bound": (lambda v: v > 0, "above 0")}))
+        ranges={"bound": (lambda v: v > 0, "above 0"), "decay": (lambda v: v < 1, "below 1")}))
     family = Family("signs", "steps of clipped gradients")
     register_update(family, "signs", str(path))
     yield path
@@ -318,6 +318,7 @@ def test_the_cases_of_kernels_include_a_new_activation() -> None:
 def test_settings_of_its_own_have_a_range_of_their_own(signs: Path) -> None:
     with pytest.raises(ConfigError, match="bound = 0: it must be above 0"):
         Optimizer("signs", 0.1, {"bound": 0.0})
+    assert Optimizer("signs", 0.1, {"decay": -0.5}).settings["decay"] == -0.5  # its own range
     assert str(Optimizer("signs", 0.1)) == "signs, lr 0.1, bound 0.01"
 
 

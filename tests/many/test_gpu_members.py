@@ -41,9 +41,17 @@ def opened() -> Any:
     simulation.assert_clean()
 
 
+VARIED: dict[str, tuple[float, ...]] = {
+    "weight_decay": (0.01, 0.0, 0.3), "momentum": (0.9, 0.5), "beta1": (0.9, 0.6, 0.8),
+    "beta2": (0.999, 0.9)}
+"""What members differ in, if the options of all name it; the first member has its first value."""
+
+
 def members_of(count: int, **options: Any) -> tuple[Config, ...]:
-    return tuple(Config(**{**OPTIONS, "seed": 5 * i, "lr": 0.02 * (1 + i % 4), **options})
-                 for i in range(count))
+    return tuple(Config(**{
+        **OPTIONS, "seed": 5 * i, "lr": 0.02 * (1 + i % 4), **options,
+        **{name: own[i % len(own)] for name, own in VARIED.items() if name in options}})
+        for i in range(count))
 
 
 def group_of(count: int, train: int = 43, **options: Any) -> Group:
@@ -94,7 +102,8 @@ def check(trainer: MemberTrainer, group: Group, member: int, epochs: int) -> Non
 
 
 KINDS: list[dict[str, Any]] = [
-    {"optimizer": "adam", "weight_decay": 0.01}, {"momentum": 0.9, "schedule": "constant"},
+    {"optimizer": "adam", "weight_decay": 0.01, "beta1": 0.9, "beta2": 0.999},
+    {"momentum": 0.9, "weight_decay": 0.01, "schedule": "constant"},
     {"loss": "mse", "schedule": "warmup:1,step:1:0.5"}, {"shuffle": False, "partial": False},
     {"layers": (13, 4), "loss": "bce", "schedule": "constant"},
 ]

@@ -108,13 +108,14 @@ def variants_of_launches() -> Lines:
                 yield f"  {change['choice']} {geometry(changed, plan)}"
     network = Network((20, 300, 10))
     data = dataset_for(network, 500, 130)
-    for opt in ("preload,mma,fuse", "cublas,fuse"):
+    for opt in ("preload,mma,fuse", "cublas,fuse", "preload,mma,fuse,report=3"):
         selection = select(opt, network, 5, assumed("H200"), batch=100)
         run = prepare(network, data, selection, Recipe(100, partial=True), evaluation_batch=100)
         plan = run.train
         first = {key_of(op, plan): variants(op, plan)[-1] for op in plan.ops if variants(op, plan)}
         tuned = applied(run, first)
         yield f"# {opt} with the last variants: {chosen(tuned.train)}"
+        yield "unreported: " + " ".join(op.name for op in tuned.unreported.ops)
         yield from (f"{key}: {changes}" for key, changes in choices_of(tuned).items())
         yield f"evaluation {[chosen(part.plan) for part in tuned.evaluate]}"
     info = SimpleNamespace(name="NVIDIA H200 (SXM)", driver="580.1")
