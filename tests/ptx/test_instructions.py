@@ -143,6 +143,27 @@ def test_tf32_is_the_nearest(library: EmulatedLibrary) -> None:
     np.testing.assert_array_equal(near & np.uint64(0xFFFFE000), wanted)
 
 
+NOT_FINITE = np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000, 0xFFC00000, 0x7F800000, 0xFF800000],
+                      np.uint32).view(np.float32)
+"""NaN whose bits a carry makes a number of, other NaN, and both infinities."""
+
+
+def test_factors_of_tf32_are_rounded_and_split_as_numpy_has_them(library: EmulatedLibrary) -> None:
+    """As tensor cores take them: without the low 13 bits. What is not finite makes a product that
+    is not, a NaN a NaN."""
+    x = np.concatenate([floats(12), NOT_FINITE])
+    taken, high, low = ((computed(library, what, x, x, x) & np.uint64(0xFFFFE000)).astype(
+        np.uint32).view(np.float32) for what in (23, 24, 25))
+    finite = np.isfinite(x)
+    wanted = nearest_tf32(x[finite]).astype(np.float32)
+    np.testing.assert_array_equal(taken[finite], wanted)
+    np.testing.assert_array_equal(high[finite], wanted)
+    rest = ((x[finite] - wanted).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+    np.testing.assert_array_equal(low[finite], rest)
+    np.testing.assert_array_equal(taken[~finite], NOT_FINITE)
+    assert np.isnan(high[~finite] + low[~finite]).all()
+
+
 def test_two_tf32_have_all_bits_of_a_float_but_two(library: EmulatedLibrary) -> None:
     """As tensor cores take them: without the low 13 bits of either."""
     x = floats(7)

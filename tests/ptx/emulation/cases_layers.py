@@ -13,6 +13,7 @@ from emulated_arrays import (
     FUNCTORS,
     RAGGED,
     activation64,
+    apart,
     close,
     f64,
     filled,
@@ -22,7 +23,7 @@ from emulated_arrays import (
     sum_bound,
     threads_for,
 )
-from emulated_kernels import SMALL, SOURCES_AND_EXPRESSIONS, Emulator
+from emulated_kernels import SMALL, SOURCES_AND_EXPRESSIONS, Emulator, signature_of
 
 
 def check_bias(emulator: Emulator, rng: np.random.Generator) -> None:
@@ -31,7 +32,7 @@ def check_bias(emulator: Emulator, rng: np.random.Generator) -> None:
     for kind, rows, cols, pad in itertools.product(("float", "bfloat16"), ragged, columns, (0, 6)):
         z = filled(rng.standard_normal((rows, cols)), pad, DTYPES[kind])
         bias = rng.standard_normal(cols).astype(np.float32)
-        out = filled(z, pad, DTYPES[kind])
+        out = filled(z, apart(pad, 1), DTYPES[kind])
         emulator.call(f"bias_add<{kind}>", (2,), (64,), z=out, bias=bias, rows=rows, cols=cols)
         close(out, f64(z) + bias, EPS * (np.abs(f64(z)) + np.abs(bias)))
         padding_untouched(out)
@@ -96,7 +97,7 @@ def check_activation(emulator: Emulator, rng: np.random.Generator) -> None:
             *names, activation = template(expression)
             types = [DTYPES[name] for name in names]
             first = filled(2 * rng.standard_normal((rows, cols)), pad, types[0])
-            out = pitched(rows, cols, pad + (pad == 3), types[-1])
+            out = pitched(rows, cols, apart(pad, 1) + (pad == 3), types[-1])
             if expression.startswith("activate<"):
                 first[0, 0] = 0
                 emulator.call(expression, (2,), (64,), z=first, a=out, rows=rows, cols=cols)
@@ -104,7 +105,7 @@ def check_activation(emulator: Emulator, rng: np.random.Generator) -> None:
                 bound = 4 * EPS * np.maximum(1, np.abs(f64(first)))
                 close(out, activation64(activation, f64(first)), bound)
             else:
-                saved = filled(rng.standard_normal((rows, cols)), pad, types[1])
+                saved = filled(rng.standard_normal((rows, cols)), apart(pad, 2), types[1])
                 saved[0, 0] = 0
                 emulator.call(expression, (2,), (64,), da=first, saved=saved, dz=out, rows=rows,
                               cols=cols)
@@ -186,9 +187,47 @@ def check_cast(emulator: Emulator, rng: np.random.Generator) -> None:
         source_type, copy_type = (DTYPES[name] for name in template(expression))
         for rows, cols, pad in itertools.product((1, 5), (1, 8, 31), (0, 1, 8)):
             source = filled(rng.standard_normal((rows, cols)), pad, source_type)
-            copy = pitched(rows, cols, pad, copy_type)
+            copy = pitched(rows, cols, apart(pad, 1), copy_type)
             emulator.call(expression, (1,), (32,), source=source, copy=copy, rows=rows, cols=cols,
                           copy_scale=16.0)
             scaled = 16 * source.astype(np.float32)
             assert np.array_equal(f64(copy), f64(scaled.astype(copy_type)))
             padding_untouched(copy)
+
+
+OPERANDS: dict[str, tuple[str, dict[str, object]]] = {
+    "cast<float,bfloat16>": ("source copy*", {"copy_scale": 2.0}),
+    "activate<float,bfloat16,Relu>": ("z a*", {}),
+    "activate_backward<float,bfloat16,float16,Relu>": ("da saved dz*", {}),
+    "bias_add<bfloat16>": ("z*", {"bias": np.ones(40, np.float32)}),
+    "softmax_backward<float16>": ("p dz*", {"y": np.array([0, 39, 8], np.int32)}),
+    "mse_backward<float,float16>": ("z t dz*", {}),
+    **{f"{name}<float,bfloat16,float8_e4m3>": (f"w* dw other copy* {states}", {
+        "lr": 0.5, "decay": 0.25, "share": 0.25, "other_share": 0.75, "copy_scale": 2.0,
+        "clock": np.zeros(2, np.int32), "cursor": np.ones(1, np.int32), **settings})
+       for name, states, settings in (
+           ("sgd", "", {}), ("momentum", "v*", {"momentum": 0.5}),
+           ("adam", "m* v*", {"beta1": 0.5, "beta2": 0.75, "eps": 1e-3}))},
+}
+"""Matrices that kernels read and write* by vectors if all are aligned, and what else they take."""
+
+
+def check_unaligned(emulator: Emulator, rng: np.random.Generator) -> None:
+    """Rows of any one matrix that are not aligned change nothing."""
+    rows, cols = 3, 40
+    for expression, (named, others) in OPERANDS.items():
+        names = named.replace("*", "").split()
+        written = [each[:-1] for each in named.split() if each.endswith("*")]
+        types = {p.name: DTYPES[p.ctype] for p in
+                 signature_of(emulator.library.kernels, expression).parameters if p.name in names}
+        values = {name: rng.random((rows, cols)) for name in names}
+
+        wanted: list[bytes] = []
+        for odd in ("", *names):
+            arrays = {name: filled(values[name], 8 + 16 * place + (name == odd), types[name])
+                      for place, name in enumerate(names)}
+            emulator.call(expression, (1,), (32,), rows=rows, cols=cols, **arrays, **others)
+            padding_untouched(*arrays.values())
+            found = [arrays[name].tobytes() for name in written]
+            wanted = wanted or found
+            assert found == wanted, (expression, odd)

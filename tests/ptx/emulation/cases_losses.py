@@ -11,6 +11,7 @@ from emulated_arrays import (
     EPS,
     STEP,
     TINY,
+    apart,
     close,
     f64,
     filled,
@@ -40,7 +41,7 @@ def check_softmax(emulator: Emulator, rng: np.random.Generator) -> None:
         y = rng.integers(0, cols, rows).astype(np.int32)
         for kind in ("float", "bfloat16"):
             z = filled(rng.standard_normal((rows, cols)) * 30, pad, DTYPES[kind])
-            p = pitched(rows, cols, pad)
+            p = pitched(rows, cols, apart(pad, 1))
             # The last warp of a block of 50 threads has nothing to do.
             block = (50 if pad else 64,)
             emulator.call(f"softmax<{kind}>", (2,), block, z=z, p=p, rows=rows, cols=cols)
@@ -49,7 +50,7 @@ def check_softmax(emulator: Emulator, rng: np.random.Generator) -> None:
             close(p, expected, expected * (EPS * 300 + 4 * EPS * math.sqrt(cols)) + TINY)
             padding_untouched(p)
         for kind in ("float", "float16"):
-            dz = pitched(rows, cols, pad or 1, DTYPES[kind])
+            dz = pitched(rows, cols, apart(pad, 2) or 1, DTYPES[kind])
             scaled = scaling() if pad else {}
             emulator.call(f"softmax_backward<{kind}>", (2,), (64,), p=p, y=y, dz=dz, rows=rows,
                           cols=cols, **scaled)
@@ -210,13 +211,13 @@ def check_pointwise(emulator: Emulator, rng: np.random.Generator) -> None:
         z = filled(rng.standard_normal((rows, cols)) * 4, pad)
         z[0, 0] = 0 if pad else 40  # beyond which 1 + exp(-z) is 1
         t = filled(rng.integers(0, 2, (rows, cols)) if "bce" in name
-                   else rng.standard_normal((rows, cols)), pad or 1, DTYPES[tt])
+                   else rng.standard_normal((rows, cols)), apart(pad, 1) or 1, DTYPES[tt])
         loss64, gradient64 = pointwise64(name, f64(z), f64(t))
         both = "gradient" in name or "backward" in name
         expression = f"{name}<{tt},{td}>" if both else f"{name}<{tt}>"
         for blocks, wanted in ((1, 50), (1, 128), (3, 64)):
             cursor, loss, correct = metrics()
-            dz = pitched(rows, cols, pad, DTYPES[td])
+            dz = pitched(rows, cols, apart(pad, 2), DTYPES[td])
             words = workspace(blocks)
             arguments: dict[str, object] = {"z": z, "t": t, "rows": rows, "cols": cols}
             if not name.endswith("backward"):

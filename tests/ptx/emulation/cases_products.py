@@ -11,6 +11,7 @@ from emulated_arrays import (
     DTYPES,
     FUNCTORS,
     activation64,
+    apart,
     close,
     f64,
     filled,
@@ -52,14 +53,16 @@ def check_matmul(emulator: Emulator, rng: np.random.Generator) -> None:
         for (m, n, k), pad in itertools.product(shapes, (0, 2)):
             scale = 1 / np.sqrt(k)  # keeps half sums and 8-bit inputs in their range
             left = filled(rng.standard_normal((k, m) if kind == "tn" else (m, k)), pad, ta)
-            right = filled(scale * rng.standard_normal((n, k) if kind == "nt" else (k, n)), pad, tb)
+            right = filled(scale * rng.standard_normal((n, k) if kind == "nt" else (k, n)),
+                           apart(pad, 1), tb)
             bias = rng.standard_normal(n).astype(np.float32)
             start = filled(rng.standard_normal((m, n)), 0, tc)
             saved = filled(rng.standard_normal((m, n)), pad + 1, ts)
             a64 = f64(left.T if kind == "tn" else left)
             b64 = f64(right.T if kind == "nt" else right)
             for alpha, beta in ((1.0, 0.0), (-0.5, 1.0)):
-                c = pitched(m, n, pad, tc)  # beta == 0 must not read the NaN it starts from
+                # beta == 0 must not read the NaN it starts from
+                c = pitched(m, n, apart(pad, 2), tc)
                 if beta:
                     c[:] = start
                 side = 8 if emulator.quick else 16
@@ -109,7 +112,7 @@ def check_weight_update(emulator: Emulator, rng: np.random.Generator) -> None:
         for (m, n, k), pad, scaled in itertools.product(shapes, (0, 2), (False, True)):
             dz = filled(rng.standard_normal((k, m)), pad, tx)
             x = filled(rng.standard_normal((k, n)), pad + 1, tx)
-            w = filled(rng.standard_normal((m, n)), pad, tw)
+            w = filled(rng.standard_normal((m, n)), apart(pad, 1), tw)
             copy = pitched(m, n, pad + 2, tc)
             bias = rng.standard_normal(m).astype(np.float32)
             before, bias_before = f64(w), f64(bias)
@@ -145,7 +148,7 @@ def check_slices_sgd(emulator: Emulator, rng: np.random.Generator) -> None:
         for (rows, cols, batch), slices, pad in itertools.product(shapes, (1, 8, 9), (0, 2)):
             partial = filled(rng.standard_normal((slices * rows, cols)), pad)
             dz = filled(rng.standard_normal((batch, rows)), pad + 1, small)
-            w = filled(rng.standard_normal((rows, cols)), pad)
+            w = filled(rng.standard_normal((rows, cols)), apart(pad, 1))
             copy = pitched(rows, cols, pad + 1, small)
             bias = rng.standard_normal(rows).astype(np.float32)
             parts = f64(partial).reshape(slices, rows, cols)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import ml_dtypes
 import numpy as np
 from cases_products import template
-from emulated_arrays import DTYPES, EPS, close, f64, filled, padding_untouched, pitched
+from emulated_arrays import DTYPES, EPS, apart, close, f64, filled, padding_untouched, pitched
 from emulated_kernels import SOURCES_AND_EXPRESSIONS, Emulator
 
 from rawnn.common.random import rounding_bits
@@ -63,9 +63,10 @@ def optimizer(name: str, emulator: Emulator, rng: np.random.Generator) -> None:
     ):
         tw, tg, tc = (DTYPES[kind] for kind in template(expression))
         w = filled(rng.standard_normal((rows, cols)), pad, tw)
-        dw = filled(rng.standard_normal((rows, cols)), pad + (pad == 3), tg)
-        copy = pitched(rows, cols, pad, tc)
-        state = {operand: filled(rng.random((rows, cols)), pad) for operand in states}
+        dw = filled(rng.standard_normal((rows, cols)), apart(pad, 1) + (pad == 3), tg)
+        copy = pitched(rows, cols, apart(pad, 2), tc)
+        state = {operand: filled(rng.random((rows, cols)), apart(pad, place))
+                 for place, operand in enumerate(states, 4)}
         before = f64(w)
         exact = {operand: f64(array) for operand, array in state.items()}
         numbers = {"lr": 0.125, "decay": 0.25, **variant}
@@ -80,7 +81,7 @@ def optimizer(name: str, emulator: Emulator, rng: np.random.Generator) -> None:
                        "loss_scale": np.array([4.0, 0.0], np.float32)}
         gradient = f64(dw) / (4.0 if pad else 1.0)
         if pad == 9:  # with what another rank has of the gradient
-            other = filled(rng.standard_normal((rows, cols)), pad, tg)
+            other = filled(rng.standard_normal((rows, cols)), apart(pad, 3), tg)
             common |= {"other": other, "share": 0.25, "other_share": 0.75}
             gradient = f64((0.25 * f64(dw) + 0.75 * f64(other)).astype(np.float32).astype(tg)) / 4
         emulator.call(expression, (3,), (32,), **common)
@@ -135,14 +136,15 @@ def check_stochastic(emulator: Emulator, rng: np.random.Generator) -> None:
     for rows, cols, pad in itertools.product((1, 3), (1, 8, 31, 64), (0, 1, 8)):
         start = rng.standard_normal((rows, cols)).astype(ml_dtypes.bfloat16)
         dw = filled(rng.standard_normal((rows, cols)), pad)
-        w = filled(start, pad, ml_dtypes.bfloat16)
+        w = filled(start, apart(pad, 1), ml_dtypes.bfloat16)
         emulator.call("sgd<bfloat16,float,float>", (1,), (64,), w=w, dw=dw, rows=rows, cols=cols,
                       lr=0.0625, **place, **how)
         exact = start.astype(np.float32) - np.float32(0.0625) * dw  # rounded as the kernel does
         assert np.array_equal(f64(w), f64(stochastic(exact, seed, stream, step)))
         padding_untouched(w)
         side = 8 if emulator.quick else 16
-        x, ones = filled(dw[:1], pad), filled(np.ones((1, rows)), pad)  # the gradient is x itself
+        x = filled(dw[:1], pad)  # the gradient is x itself
+        ones = filled(np.ones((1, rows)), apart(pad, 1))
         w = filled(start, pad, ml_dtypes.bfloat16)
         emulator.call("weight_update<float,bfloat16,float>", (-(-cols // side), -(-rows // side)),
                       (side, side), dz=ones, x=x, w=w, m=rows, n=cols, k=1, lr=0.0625, **place,

@@ -36,6 +36,11 @@ def pitched(rows: int, cols: int, pad: int, dtype: Any = np.float32) -> np.ndarr
     return np.full((rows, cols + pad), poison, dtype)[:, :cols]
 
 
+def apart(pad: int, place: int) -> int:
+    """The padding of one of several operands: another one of each, aligned alike; of 0 none."""
+    return pad + 16 * place * (pad > 0)
+
+
 def filled(values: np.ndarray, pad: int, dtype: Any = np.float32) -> np.ndarray:
     array = pitched(*values.shape, pad, dtype)
     array[:] = values

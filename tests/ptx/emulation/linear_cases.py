@@ -10,6 +10,7 @@ from emulated_arrays import (
     EPS,
     STEP,
     UNTOUCHED,
+    apart,
     close,
     filled,
     metrics,
@@ -52,7 +53,7 @@ class LinearStep:
         self.w = filled(rng.standard_normal((classes, features)) / math.sqrt(features), pad)
         self.bias = rng.standard_normal(classes).astype(np.float32)
         self.cursor, self.loss, self.correct = metrics()
-        self.dz = pitched(batch, classes, pad)
+        self.dz = pitched(batch, classes, apart(pad, 1))
         self.row_loss = np.full(batch, np.nan, np.float32)
         self.row_correct = np.full(batch, UNTOUCHED, np.int32)
         self.order = rng.permutation(count).astype(np.int32) if ordered else None

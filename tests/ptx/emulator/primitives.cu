@@ -11,6 +11,7 @@
 #include "device/shared.cuh"
 #include "device/unknown.cuh"
 #include "device/warpgroup.cuh"
+#include "gemm/mma_fragments.cuh"
 #include "primitives/types.cuh"
 
 __device__ unsigned int bits(float x) { return __float_as_uint(x); }
@@ -23,6 +24,11 @@ __global__ void numbers(int what, const unsigned int* a, const unsigned int* b, 
     const auto h = [](unsigned int word) { return static_cast<unsigned short>(word); };
     unsigned int high = 0, low = 0;
     ptx::split_tf32(x, high, low);
+    const unsigned int four[4] = {a[i], a[i], a[i], a[i]};
+    Factor<float, float> factor;
+    Factor<float, tf32x3> parts;
+    factor.take(four);
+    parts.take(four);
     switch (what) {
       case 0: out[i] = ptx::pack_bf16(x, y); break;
       case 1: out[i] = ptx::pack_f16(x, y); break;
@@ -46,6 +52,9 @@ __global__ void numbers(int what, const unsigned int* a, const unsigned int* b, 
       case 19: out[i] = ptx::greater_bf16(a[i], b[i]); break;
       case 20: out[i] = ptx::greater_f16(a[i], b[i]); break;
       case 21: out[i] = ptx::wide_product(a[i], b[i]); break;
+      case 23: out[i] = factor.word[i % 4]; break;
+      case 24: out[i] = parts.word[i % 4]; break;
+      case 25: out[i] = parts.low[i % 4]; break;
       default: out[i] = ptx::unknown_zero();
     }
   }
