@@ -110,16 +110,20 @@ def parts_of_steps() -> Lines:
     others: dict[str, dict[str, Any]] = {"examples": BY_EXAMPLES[0][1], **{
         f"{depth} layers": {"layers": (64, *(depth - 1) * (48,), 16), "batch": 64,
                             "numbers": "bf16", "shuffle": True} for depth in (3, 5)}}
+    claims: dict[str, str | None] = {}
     for name, tp_size, dp_size, boundaries, transport, micro_batches in (
             *BOUNDARIES, ("examples", 16, 1, "SE", DSMEM, 1),
             ("3 layers", 6, 1, "FGGF", STREAM, 1), ("5 layers", 6, 1, "FGGGGF", STREAM, 1)):
         p = problem(**(others.get(name) or VARIETY[name]))
         d = Sharding(p, tp_size, dp_size, 256, boundaries, micro_batches, transport)
         schedule = build(d)
+        claims |= {type(phase).__name__: phase.part_at_barrier
+                   for phase in (*schedule.micro_batch, *schedule.step)}
         yield f"# {name}, {d.text}"
         for what, listed in (("each", schedule.micro_batch), ("step", schedule.step)):
             yield what + ": " + ", ".join(
                 f"{phase.name} {'+'.join(phase.stamps(d)) or '-'}" for phase in listed)
+    yield f"parts that end at barriers: {dict(sorted(claims.items()))}"
 
 
 @record
