@@ -71,6 +71,18 @@ def test_product(device: Device, layout: str, dtype: str, tolerance: float, alph
     context.close()
 
 
+def test_a_product_has_the_bias_that_was_set_at_its_call(device: Device) -> None:
+    context = LtContext(device.backend.cublaslt())
+    plan = context.plan(layout="nt", m=1, n=2, k=1, lda=1, ldb=1, ldc=2, bias=True)
+    one, b = (place(device, np.ones((rows, 1), np.float32), 1) for rows in (1, 2))
+    biases = [place(device, np.full((1, 2), of, np.float32), 2) for of in (1, 2)]
+    results = [device.memory.allocate(8, "c").address for _ in biases]
+    for c, bias in zip(results, biases, strict=True):  # both are enqueued before the first runs
+        plan.run(device.stream.handle, one, b, c, bias)
+    assert [fetch(device, c, (1, 2), 2)[0].tolist() for c in results] == [[2, 2], [3, 3]]
+    context.close()
+
+
 def test_bfloat16_rounds_to_nearest_even() -> None:
     values = np.array([1.0, 1.00390625, 1.01171875, -2.5, np.inf, np.nan], np.float32)
     again = load(store(values, "R_16BF"), "R_16BF")
