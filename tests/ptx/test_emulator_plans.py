@@ -14,7 +14,7 @@ from rawnn.plan.tensor import Role
 from rawnn.ptx import SOURCES
 from rawnn.ptx.limits.microbenchmarks import PROBES
 from tests import requires
-from tests.ptx.emulator.cases import CASES, plan_of
+from tests.ptx.emulator.cases import CASES, plan_of, taken_early
 from tests.ptx.emulator.plans import (
     Case,
     Memory,
@@ -54,6 +54,16 @@ def test_every_source_runs() -> None:
     elsewhere = {"elementwise/members.cu"}  # test_each_member.py
     assert {str(path.relative_to(SOURCES)) for path in SOURCES.rglob("*.cu")} \
         <= ours | portable | measuring | elsewhere
+
+
+def test_streamed_updates_are_left_out_of_a_step_that_overflowed() -> None:
+    """Of weights, their copies and biases."""
+    with taken_early("streamed"):
+        plan = Case((72, 136, 72, 10), 16, "preload,fp16,mma,fuse", steps=1).plan()
+    names = ("skinny_nn", "skinny_update")
+    libraries = build([plan], names)
+    for overflow in (0, 1):
+        assert check(libraries, Memory(plan, 5, overflow), overflow, names) == 3
 
 
 @pytest.mark.parametrize("label", [-1, 63, 64, 1 << 30])
