@@ -33,7 +33,8 @@ from tests.ptx.emulator.emulator import Kernels, signature_of
 from tests.slices import sliced
 
 pytestmark = requires.GXX
-ACTIVE = np.array([2, -1, 0, -1], np.int32)
+ACTIVE = np.array([2, -1, 1, -1], np.int32)
+"""Of two folds one each."""
 STEP = 1
 """Of the batches that are read by index."""
 SPILLED = 32
