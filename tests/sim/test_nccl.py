@@ -32,12 +32,16 @@ class Rank:
         self.context = NcclContext(self.device.backend.nccl(), waiting.of(rank))
         self._held: list[Any] = []
 
+    def unwritten(self, count: int) -> int:
+        block, placed = self.device.memory.arena([("buffer", 4 * count)], "a test")
+        self._held.append(block)
+        return int(placed["buffer"])
+
     def buffer(self, values: Any) -> int:
         array = np.asarray(values, np.float32)
-        block, placed = self.device.memory.arena([("buffer", array.nbytes)], "a test")
-        self._held.append(block)
-        self.device.to_device(placed["buffer"], array, "buffer")
-        return int(placed["buffer"])
+        address = self.unwritten(array.size)
+        self.device.to_device(address, array, "buffer")
+        return address
 
     def read(self, address: int, count: int) -> Any:
         found = np.zeros(count, np.float32)
@@ -84,6 +88,18 @@ def test_the_weighted_sum_is_on_every_rank_and_the_same_bits() -> None:
     found = all_fine(ranks(3, act))
     np.testing.assert_allclose(found[0], [(1 + 4 + 9) / 6, (20 + 60) / 6, -1], rtol=1e-6)
     assert all(np.array_equal(each, found[0]) for each in found)
+
+
+def test_parts_are_gathered_and_scattered_to_memory_that_nothing_wrote() -> None:
+    def act(rank: Rank, number: int) -> Any:
+        part, whole, own = rank.buffer([number, 10 + number]), rank.unwritten(6), rank.unwritten(2)
+        parts = [("float32", 2)]
+        rank.context.all_gather("parts", parts).run(rank.stream.handle, whole, part)
+        rank.context.reduce_scatter("sums", parts, 0.5).run(rank.stream.handle, whole, own)
+        return [*rank.read(whole, 6), *rank.read(own, 2)]
+
+    for number, found in enumerate(all_fine(ranks(3, act))):
+        assert found == [0, 10, 1, 11, 2, 12, 1.5 * number, 1.5 * (10 + number)]
 
 
 def test_collectives_are_captured_into_a_graph() -> None:
