@@ -40,3 +40,12 @@ def test_against_numpy(name: str, run: str) -> None:
     arch, seed = RUNS[run]
     emulator = emulated_kernels.Emulator(built(arch), seed=seed, quick=seed > 0)
     kernel_cases.CHECKS[name](emulator, np.random.default_rng(7))
+
+
+def test_conversions_by_integers() -> None:
+    """In every slice: elsewhere those of the GPU's instructions are taken."""
+    casts = emulated_kernels.SOURCES_AND_EXPRESSIONS["elementwise/cast"]
+    library = emulated_kernels.kernels(("elementwise/cast",), casts, "sm_75").build()
+    for name in ("cast", "casts"):
+        emulator = emulated_kernels.Emulator(library, quick=True)
+        kernel_cases.CHECKS[name](emulator, np.random.default_rng(7))

@@ -26,8 +26,8 @@ class Things:
 
     def __init__(self, device: Device) -> None:
         self.device, self.driver = device, device.driver
-        self.function = device.function("elementwise/activation.cu",
-                                        "activate<float,float,Relu>").handle
+        loaded = device.function("elementwise/activation.cu", "activate<float,float,Relu>")
+        self.function, self.module = loaded.handle, loaded.module
         self.graph = self.driver.cuGraphCreate(0)[1]
         self.stream = self.driver.cuStreamCreate(1)[1]
         self.event = self.driver.cuEventCreate(0)[1]
@@ -62,6 +62,8 @@ CASES: dict[str, tuple[str, Call]] = {
                                  lambda t: t.driver.cuDevicePrimaryCtxRetain(1)),
     "a limit below 0": (INVALID, lambda t: t.driver.cuCtxSetLimit("STACK_SIZE", -1)),
     "a limit of 0": ("", lambda t: t.driver.cuCtxSetLimit("STACK_SIZE", 0)),
+    "a variable that no source has": ("CUDA_ERROR_NOT_FOUND", lambda t: t.driver.cuModuleGetGlobal(
+        t.module, b"counter")),
     "flags of a stream": (INVALID, lambda t: t.driver.cuStreamCreate(2)),
     "flags of an urgent stream": (INVALID, lambda t: t.driver.cuStreamCreateWithPriority(2, -1)),
     "flags of an event": (INVALID, lambda t: t.driver.cuEventCreate(8)),
