@@ -101,8 +101,8 @@ class Source(CudaText):
         if found is None:
             return
         wanted = int(found[2]), int(found[3])
-        runs = wanted <= capability if found[1] == "compute" and not found[4] else \
-            wanted == capability if found[4] else \
+        runs = wanted == capability if found[4] == "a" else \
+            wanted <= capability if (found[1], found[4]) == ("compute", "") else \
             wanted[0] == capability[0] and wanted[1] <= capability[1]
         if not runs:
             major, minor = capability

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -351,3 +352,21 @@ def test_a_macro_may_be_mentioned_by_a_header_alone(tmp_path: Path, place: str) 
         source.check_macros(["TILE"])
     with pytest.raises(ConfigError, match="mentions no 'TYLE'"):
         source.check_macros(["TYLE"])
+
+
+@pytest.mark.parametrize(("arch", "fit"), [
+    ("sm_80", "8.0 8.6 8.9"), ("sm_86", "8.6 8.9"), ("sm_90", "9.0"), ("sm_90a", "9.0"),
+    ("sm_100", "10.0 10.3"), ("sm_103", "10.3"), ("sm_100a", "10.0"), ("sm_100f", "10.0 10.3"),
+    ("sm_120", "12.0"), ("compute_100f", "10.0 10.3"), ("compute_103f", "10.3"),
+    ("compute_80", "8.0 8.6 8.9 9.0 10.0 10.3 12.0"),
+    ("compute_90", "9.0 10.0 10.3 12.0"), ("compute_90a", "9.0"), ("compute_103", "10.3 12.0"),
+    ("", "7.5 8.0 8.6 8.9 9.0 10.0 10.3 12.0")])
+def test_an_architecture_runs_on_newer_gpus_of_its_family_and_ptx_on_all(arch: str,
+                                                                         fit: str) -> None:
+    source = Source.of("__global__ void own() {}", arch=arch or None)
+    found = []
+    for capability in ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0)):
+        with suppress(ConfigError):
+            source.check_arch(capability)
+            found.append("{}.{}".format(*capability))
+    assert found == fit.split()
