@@ -11,7 +11,7 @@ import pytest
 
 from rawnn.common.errors import ConfigError, DeviceError
 from rawnn.cuda.backend import Backend
-from rawnn.cuda.device import Device, padded, version_text
+from rawnn.cuda.device import Device, assumed_capability, padded, version_text
 from rawnn.engine.machine import machine_of
 from rawnn.sim import Fault, Faults, Simulation
 from tests.engine import make_work, random_dataset, run_on
@@ -50,7 +50,7 @@ def test_versions(number: int, text: str) -> None:
 
 @pytest.mark.parametrize(("version", "bindings", "needed"), [
     (12090, 13000, "13.0"), (12020, 12080, "12.3"), (11080, 12090, "12.3"),
-    (13000, 14000, "14.0"),
+    (13000, 14000, "14.0"), (12030, 13000, "13.0"), (12020, 13000, "13.0"),
 ])
 def test_a_driver_too_old_is_told_what_is_needed(version: int, bindings: int,
                                                  needed: str) -> None:
@@ -61,7 +61,16 @@ def test_a_driver_too_old_is_told_what_is_needed(version: int, bindings: int,
     assert str(caught.value) == (
         f"the NVIDIA driver supports CUDA {version_text(version)}, but rawnn with cuda-bindings "
         f"{version_text(bindings)} needs {needed} or newer: update the driver"
-        + (", or pip install 'rawnn[cu12]', which it can run" if bindings >= 13000 else ""))
+        + (", or pip install 'rawnn[cu12]', which it can run"
+           if bindings >= 13000 and version >= 12030 else ""))
+    simulation.assert_clean()
+
+
+@pytest.mark.parametrize(("version", "bindings"), [(12030, 12080), (13000, 13000), (13020, 13000)])
+def test_a_driver_that_is_just_new_enough(version: int, bindings: int) -> None:
+    simulation, backend = opened()
+    Device(with_driver(backend, cuDriverGetVersion=lambda: (0, version),
+                       bindings_version=bindings)).close()
     simulation.assert_clean()
 
 
@@ -86,10 +95,12 @@ def test_no_driver_library() -> None:
         Device(with_driver(backend, cuInit=missing))
 
 
-def test_an_ordinal_too_high() -> None:
+@pytest.mark.parametrize("ordinal", [1, 3])
+def test_an_ordinal_too_high(ordinal: int) -> None:
     simulation, backend = opened()
-    with pytest.raises(DeviceError, match="GPU 3 was asked for, but this machine has 1 GPU;"):
-        Device(backend, 3)
+    with pytest.raises(DeviceError, match=f"GPU {ordinal} was asked for, but this machine has 1 "
+                                          f"GPU;"):
+        Device(backend, ordinal)
     simulation.assert_clean()
 
 
@@ -206,7 +217,17 @@ def test_kernels_of_an_older_architecture_are_compiled_to_ptx(sim, monkeypatch, 
         opened.close()
 
 
-@pytest.mark.parametrize("text", ["7", "7.0", "9.1", "hopper"])
+@pytest.mark.parametrize(("text", "real", "found"), [
+    ("", (9, 0), None), ("7.5", (9, 0), (7, 5)), ("9.0", (9, 0), (9, 0)), ("8.9", (9, 0), (8, 9)),
+    ("9.0", (10, 3), (9, 0)), ("10.3", (10, 3), (10, 3)), ("7.5", (7, 5), (7, 5))])
+def test_any_architecture_up_to_the_gpus_own_can_be_assumed(
+        monkeypatch: pytest.MonkeyPatch, text: str, real: tuple[int, int],
+        found: tuple[int, int] | None) -> None:
+    monkeypatch.setenv("RAWNN_COMPUTE", text)
+    assert assumed_capability(real) == found
+
+
+@pytest.mark.parametrize("text", ["7", "7.0", "7.4", "9.1", "10.0", "9.00", "hopper"])
 def test_an_architecture_that_cannot_be_assumed_is_refused(sim, monkeypatch, text):
     monkeypatch.setenv("RAWNN_COMPUTE", text)
     with pytest.raises(ConfigError, match=f"RAWNN_COMPUTE={text}: give a compute capability"):

@@ -73,6 +73,26 @@ def test_more_shared_memory_than_the_default_is_asked_for_once() -> None:
         launch(device, "plain", x, y, shared_bytes=228 << 10)
 
 
+@pytest.mark.parametrize(("given", "attribute", "found", "calls"), [
+    ({}, "PREFERRED_SHARED_MEMORY_CARVEOUT", -1, 0),
+    ({"carveout": 0}, "PREFERRED_SHARED_MEMORY_CARVEOUT", 0, 1),
+    ({"carveout": 100}, "PREFERRED_SHARED_MEMORY_CARVEOUT", 100, 1),
+    ({"shared_bytes": 48 << 10}, "MAX_DYNAMIC_SHARED_SIZE_BYTES", 48 << 10, 0),
+    ({"shared_bytes": (48 << 10) + 1}, "MAX_DYNAMIC_SHARED_SIZE_BYTES", (48 << 10) + 1, 1),
+    ({"cluster": (4, 2, 1)}, "NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 0, 0),
+    ({"cluster": (3, 3, 1)}, "NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1, 1)])
+def test_a_kernel_is_allowed_what_a_launch_needs_once(given: dict[str, Any], attribute: str,
+                                                      found: int, calls: int) -> None:
+    device = opened()
+    for _ in range(2):
+        launch(device, "plain", vector(device), vector(device), **given)
+    function = device.handles["plain"]  # type: ignore[attr-defined]
+    assert device.driver.cuFuncGetAttribute(attribute, function) == (0, found)
+    assert device.driver.simulation.calls.count("cuFuncSetAttribute") == calls
+    device.close()
+    device.driver.simulation.assert_clean()
+
+
 @pytest.mark.parametrize("blocks", [2, 8, 16])
 def test_clusters_on_a_stream_and_in_a_graph(blocks: int) -> None:
     device = opened()

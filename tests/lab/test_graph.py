@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +17,7 @@ from rawnn.cuda.compiling.launch_proof import Proof
 from rawnn.cuda.device import Device
 from rawnn.cuda.errors import CallFailed
 from rawnn.lab.nodes import Edges, Node, Span, edges_of
-from rawnn.sim import Faults, Race, Simulation, register
+from rawnn.sim import Fault, Faults, Race, Simulation, register
 from tests import requires
 
 SOURCE = """
@@ -253,8 +255,6 @@ def test_what_is_wrong_is_said(device: Device) -> None:
 
 
 def test_a_failing_call_leaves_nothing_behind(device: Device) -> None:
-    from rawnn.sim import Fault, Faults
-
     simulation = Simulation(faults=Faults(Fault("CUDA_ERROR_OUT_OF_MEMORY",
                                                 call="cuGraphInstantiate")))
     mine = Device(simulation.backend())
@@ -283,6 +283,26 @@ def test_a_closed_device_has_taken_its_graphs_along() -> None:
     device.close()
     g.close()
     assert simulation.faults.count("cuGraphExecDestroy") == 0
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_the_garbage_collector_destroys_a_graph_and_reports_nothing(
+        monkeypatch: pytest.MonkeyPatch, failing: bool) -> None:
+    reported: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", reported.append)
+    monkeypatch.setattr(sys, "excepthook", lambda *error: reported.append(error))
+    faults = Faults(*[Fault(call="cuGraphExecDestroy")] * failing)
+    device = Device(Simulation(faults=faults).backend())
+    x = vector(device, 1)
+    with rawnn.Graph() as g:
+        g.fill(x, 0)
+    g.launch()
+    assert faults.count("cuGraphExecDestroy") == 0
+    del g
+    gc.collect()
+    assert faults.count("cuGraphExecDestroy") == 1
+    device.close()
+    assert not reported
 
 
 @pytest.mark.parametrize("reads_written", [False, True])

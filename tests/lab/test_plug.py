@@ -182,15 +182,16 @@ def test_an_activation_that_keeps_its_input_stores_it() -> None:
 
 
 def test_a_meaning_of_ones_own_is_what_is_simulated() -> None:
-    @rawnn.impl("bias_relu", "__global__ void half(const float* z, int ldz, const float* bias, "
-                "float* a, int lda, int rows, int cols) {}", name="half", grid=1, block=32)
     def half(t: Any, a: Any) -> None:
         t.a[...] = np.maximum(t.z + t.bias, 0) / 2
 
+    how: dict[str, Any] = {"grid": 1, "block": 32}
+    rawnn.impl("bias_relu", RELU, name="half", **how)(half)
+    rawnn.impl("bias_relu", RELU, name="given", reference=half, **how)
     plain, halved = on_sim("preload"), on_sim("preload,bias_relu=half")
     assert not np.array_equal(plain.loss, halved.loss)
     np.testing.assert_array_equal(
-        halved.loss, trained(HostRunner(make_work("preload,bias_relu=half", LAYERS, DATA))).loss)
+        halved.loss, trained(HostRunner(make_work("preload,bias_relu=given", LAYERS, DATA))).loss)
 
 
 def test_a_launch_that_no_op_asks_for_is_an_error_of_the_simulated_gpu(mine: Path) -> None:
