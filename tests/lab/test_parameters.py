@@ -97,6 +97,21 @@ def test_structs_by_typedef_and_classes(packed: Packed) -> None:
                before="struct Twice { float by; __device__ float f() const { return by; } };")
 
 
+def test_structs_are_aligned_as_compiled(device: Device) -> None:
+    members = "{ int a; float b; }"
+    kernel = rawnn.Kernel(f"""
+        #pragma pack(push, 1)
+        struct A {members};
+        #pragma pack(pop)
+        struct B {members};
+        struct alignas(8) C {members};
+        typedef struct __align__(8) {members} D;
+        __global__ void aligned(float* y, char a, A p, char b, B q, char c, C r, char d, D s) {{
+          y[0] = 1;
+        }}""", "aligned", device=device)
+    assert kernel.signature.layout() == ((0, 8, 9, 17, 20, 28, 32, 40, 48), 56)
+
+
 def test_pointers_to_pointers_take_addresses(device: Device) -> None:
     text = "__global__ void rows(float** x, const float* const* y) { x[0][0] = y[0][0]; }"
     kernel = rawnn.Kernel(text, "rows", device=device)

@@ -1,4 +1,4 @@
-"""What users' kernels take as arguments, and how far ops may be off."""
+"""What users' kernels take as arguments, what a check of them tries, and how far ops may be off."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ from typing import Any
 
 import numpy as np
 
+from rawnn.common.errors import ConfigError
 from rawnn.cuda.compiling.c_types import FORMATS
 from rawnn.cuda.compiling.signature import find_kernel, parse_kernels
 from rawnn.cuda.compiling.structs import layout_of
 from rawnn.lab.arguments import ELEMENTS, converter, elements_of
 from rawnn.lab.arrays import empty, simulated
+from rawnn.lab.kernel import Kernel
+from rawnn.lab.kernel_problem import KernelProblem
 from rawnn.lab.ops import length_of, tolerance_of
+from rawnn.lab.parameter_roles import problem_of
+from rawnn.lab.work import Work
 from rawnn.sim.memory import BASE
 from tests.catalogue import Variant
 from tests.records import Lines, outcome, record, short
@@ -94,3 +99,80 @@ def tolerances_of_ops() -> Lines:
                 if line not in said:
                     said.add(line)
                     yield f"{opt}: {line}"
+
+
+KERNELS = """#include <cuComplex.h>
+#include <cuda_fp16.h>
+struct P { float a; int b; };
+extern "C" __global__ void vectors(const float2* h, const float4* f, uchar3* u, cuComplex* c,
+                                   const double* d, int n) {}
+extern "C" __global__ void structs(const P* p, void* v, bool* b, long long n) {}
+extern "C" __global__ void numbers(float* y, const float* x, float a, __half h, bool b, double d,
+                                   int m, int n) {}
+extern "C" __global__ void scalar(float* y, const short* x, unsigned char n) {}
+"""
+MATRICES = {"y": ("m", "n"), "x": ("n", "2 * m", 3)}
+WORKS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("vectors", {"reference": "0"}),
+    ("vectors", {"reference": lambda h, u, c=0: 0, "sizes": {"n": [7, 3, 40]}, "writes": ["c"],
+                 "block": "warps * 32", "values": {"warps": 3}, "shared": "n * TILE"}),
+    ("vectors", {"reference": lambda **known: 0, "inputs": {"d": "2..3"}, "bytes": "n * 5 // 2",
+                 "flops": "3 * n", "length": "n / 2 + 1"}),
+    ("structs", {"reference": "p", "types": {"v": np.int16}, "shapes": {
+        "p": "n", "v": ("n", "TILE"), "b": ()}, "grid": lambda known: known["n"] + 1}),
+    ("structs", {"reference": "p"}),
+    ("numbers", {"reference": "a * x + y", "shapes": MATRICES, "grid": ["cdiv(n, TILE)", "m"],
+                 "block": ("TILE", 2, 1), "cluster": (2, 1), "cooperative": True,
+                 "require": ["n % 4 == 0", "m < n"], "shared": lambda known: 4 * known["m"]}),
+    ("numbers", {"reference": "x", "shapes": MATRICES, "values": {"m": "n + 1", "d": 2.5, "b": 1},
+                 "sizes": {"n": "5..6"}, "inputs": {"y": "uniform"}, "block": [1, 2, 3]}),
+    ("numbers", {"reference": "x", "grid": "m"}),
+    ("numbers", {"reference": "x", "values": {"m": 3}, "sizes": {"n": 9}, "length": 0}),
+    ("numbers", {"reference": "x", "values": {"m": 3}, "sizes": {"n": 9}, "bytes": "-n"}),
+    ("scalar", {"reference": "x"}),
+    ("scalar", {"reference": "x", "sizes": {"n": "200..255"}}),
+    ("scalar", {"reference": "x", "grid": [1, 2, 3, 4]}),
+    ("function", {"reference": "x", "shapes": {"x": "n", "y": ("n", 2), "between": "k"},
+                  "types": {"y": "int64"}, "sizes": {"k": 5}}),
+    ("function", {"reference": lambda x, between=0: x, "writes": ("y",), "values": {"n": 4},
+                  "shapes": {"x": "n", "y": "n * 2", "between": "n"}}),
+    ("function", {"reference": "x"}),
+)
+
+
+@record
+def problems_of_kernels() -> Lines:
+    """What is read and written, the sizes that are tried, and the launch of one of them."""
+    device = simulated()
+    kernels: dict[str, Any] = {name: Kernel(KERNELS, name, defines={"TILE": 16}, device=device)
+                               for name in ("vectors", "structs", "numbers", "scalar")}
+
+    def function(x: Any, y: Any, between: Any, n: int) -> None:
+        """Launches by itself."""
+
+    for name, given in WORKS:
+        said = {key: "a function" if callable(value) else value for key, value in given.items()}
+        yield f"# {name} {said}"
+        around = {} if name == "function" else {"grid": 1, "block": 32}
+        try:
+            yield from _described(problem_of(kernels.get(name, function), Work(**around | given)))
+        except ConfigError as error:
+            yield str(error)
+    device.close()
+
+
+def _described(problem: KernelProblem) -> Lines:
+    generator = np.random.default_rng(3)
+    sizes = problem.sizes(6, generator)
+    yield f"{len(sizes)} of {', '.join(problem.names)}: {sizes[0]} to {sizes[-1]}, largest " \
+          f"{problem.largest({})}; at most {problem.together} in one array"
+    trial = problem.trial(sizes[0], generator)
+    for operand in problem.operands:
+        array = trial.arrays[operand.name]
+        yield f"{operand.name}: {array.dtype} {array.shape}" + " read" * operand.read \
+              + " written" * operand.written
+    launching = trial.launching
+    yield f"{launching}{', cooperative' * (launching is not None and launching.cooperative)}; " \
+          f"{short(trial.numbers)}"
+    yield f"{problem.moved(trial)} bytes, {problem.computed(trial)} operations, sums of " \
+          f"{short(problem.length(trial.known))}"
