@@ -60,6 +60,14 @@ def test_an_op_is_right_if_all_of_its_outcomes_are(errors: tuple[float, ...],
     assert found.right is right
 
 
+@pytest.mark.parametrize(("error", "said"), [
+    (0.25, "a1: off by 2.5e-01 of 5.0e-01 allowed"), (0.5, "a1: off by 5.0e-01 of 5.0e-01 allowed"),
+    (2.0, "a1: off by 2.0e+00, of which 5.0e-01 are allowed; [3, 1] = 7"),
+    (np.inf, "a1: [3, 1] = 7 was not written, or is no number")])
+def test_an_outcome_says_how_far_off_it_is(error: float, said: str) -> None:
+    assert str(Outcome("a1", error, 0.5, "[3, 1] = 7")) == said
+
+
 @pytest.mark.parametrize(("words", "factor", "unit"), [
     ("cublas", "float32", 2.0**-24), ("cublas,tf32", "tf32", TENSOR_CORE),
     ("cublas,fp16", "float32", TENSOR_CORE), ("cublas,bf16", "float32", TENSOR_CORE)])

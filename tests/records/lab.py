@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from rawnn.common.errors import ConfigError
+from rawnn.common.target import HOST, KNOWN
 from rawnn.cuda.compiling.c_types import FORMATS
 from rawnn.cuda.compiling.signature import find_kernel, parse_kernels
 from rawnn.cuda.compiling.structs import layout_of
+from rawnn.cuda.compiling.translation import Omission
+from rawnn.cuda.tensormap import MappedMatrix
 from rawnn.lab.arguments import ELEMENTS, converter, elements_of
 from rawnn.lab.arrays import empty, simulated
+from rawnn.lab.checking import Checked, Finding, TrialResult
+from rawnn.lab.geometry import Launch
 from rawnn.lab.kernel import Kernel
-from rawnn.lab.kernel_problem import KernelProblem
+from rawnn.lab.kernel_problem import KernelProblem, Launching
 from rawnn.lab.ops import length_of, tolerance_of
 from rawnn.lab.parameter_roles import problem_of
+from rawnn.lab.sanitizer import Complaint, Sanitized
+from rawnn.lab.sweeping import Swept, Variant
 from rawnn.lab.work import Work
 from rawnn.sim.memory import BASE
-from tests.catalogue import Variant
+from tests.catalogue import Variant as Network
 from tests.records import Lines, outcome, record, short
 
 PAIR = np.dtype([("a", "f4"), ("b", "i4")])
@@ -38,9 +47,9 @@ SOURCE = "struct P {{ float a; int b; }};\n__global__ void k({} x) {{}}\n"
 TOLERATED = ("tiled", "preload,tf32,mma,fuse", "cublas,fp16,fuse", "cublas,tf32", "bf16,sr,fuse",
              "preload,mma,fp8,fuse", "preload,mma,bf16,fuse", "preload,fp16,mma,fuse",
              "preload,fuse", "preload,mma=wgmma,fp16,fuse")
-NETWORKS = (Variant((48, 64, 32, 10), 16), Variant((784, 512, 512, 10), 128), Variant((20, 10), 16),
-            Variant((16, 8, 8, 8, 10), 32), Variant((64, 512, 1000), 64),
-            Variant((16, 9), 8, {"loss": "mse"}))
+NETWORKS = (Network((48, 64, 32, 10), 16), Network((784, 512, 512, 10), 128), Network((20, 10), 16),
+            Network((16, 8, 8, 8, 10), 32), Network((64, 512, 1000), 64),
+            Network((16, 9), 8, {"loss": "mse"}))
 
 
 def _parameter(ctype: str) -> Any:
@@ -176,3 +185,51 @@ def _described(problem: KernelProblem) -> Lines:
           f"{short(trial.numbers)}"
     yield f"{problem.moved(trial)} bytes, {problem.computed(trial)} operations, sums of " \
           f"{short(problem.length(trial.known))}"
+
+
+@record
+def texts_of_the_lab() -> Lines:
+    """What launches, sweeps, checks, complaints and tensor maps are as text."""
+    driver: Any = None
+    right, slower = (Variant({"TILE": tile, "BLOCK": 64}, us, us - 0.5, us + 1, us / 2, share)
+                     for tile, us, share in ((8, 4.0, 0.5), (16, 6.0, None)))
+    wrong = Variant({"TILE": 32}, failure="it is wrong")
+    kernel: Any = SimpleNamespace(expression="k<TILE>")
+    launch = Launching((3, 1, 1), (8, 4, 1), 0)
+    fine = TrialResult({"n": 1234, "m": 1}, launch, (), ())
+    ends = [TrialResult({"n": n}, None, (), (Finding("wrong", "y", f"y is off at {n}", "look"),))
+            for n in (7, 8, 9, 10, 11)]
+    hazard, warning = (Complaint(message, "k", "k.cu:3", "thread (1, 0, 0)")
+                       for message in ("Race", "Warning: race"))
+    texts: dict[str, Sequence[Any]] = {
+        "launches": (
+            Launch((3, 1, 1), (8, 4, 1)), Launch((3, 2, 1), (8, 4, 2), 16, (2, 1, 1), True, True),
+            launch, Launching((3, 2, 1), (8, 4, 2), 12_345, (2, 2, 1)),
+            Launching((1, 1, 4), (1, 5, 1), cluster=(1, 1, 2))),
+        "sweeps": (Swept(kernel, Work(), found, 40, earlier) for found, earlier in (
+            ((right, slower, wrong), 2), ((right,), 0), ((), 0), ((wrong,) * 12, 0),
+            ((right,) * 15 + (slower,), 1))),
+        "checks": (Checked("k", (fine,) * 2, 2), Checked("k", (fine, *ends[:1]), 3, ("a note",)),
+                   Checked("k", (*ends, *[fine] * 5), 10)),
+        "complaints": (
+            Complaint("Race"), hazard, Sanitized("racecheck", ("p",), 0, (warning,), 0, ""),
+            Sanitized("racecheck", ("p",), 3, (hazard, warning, hazard), 1, ""),
+            Sanitized("memcheck", ("p",), 0, (), 9, ""),
+            Sanitized("memcheck", ("p",), 1, (), 0, "")),
+        "omissions": (
+            Omission("function", "main", "own.cuh", 6, 9), Omission("header", "<vector>"),
+            Omission("variable", "v", "", 3, 3, "the host's"), Omission("macro", "", "a.h", 0, 2)),
+        "matrices": [MappedMatrix(driver, "w", 30, 20, 24, dtype, rows)
+                     for dtype, rows in (("float32", 256), ("bfloat16", 1))],
+        "GPUs": (*KNOWN.values(), HOST),
+    }
+    for name, each in texts.items():
+        yield f"# {name}"
+        for one in each:
+            yield from f"- {one}".splitlines()
+    for of in (dict.fromkeys(("float8", "float32", "float16"), (30, 20, 24, 8)), {"float16": (
+            30, 20, 20, 8)}, {"float32": (0, 20, 20, 8)}, {"float32": (30, 20, 16, 8)},
+            {"float32": (30, 20, 20, 0)}, {"float32": (30, 20, 20, 257)}):
+        for dtype, (rows, cols, ld, box) in of.items():
+            yield f"{dtype} {rows} {cols} {ld} {box}: " + outcome(
+                lambda: MappedMatrix(driver, "w", rows, cols, ld, dtype, box).at(0).count(0))

@@ -232,7 +232,7 @@ def kernels_of_users() -> Lines:
         {"n": 12_345, "m": 7},
         Launching((3, 1, 1), (64, 1, 1), 0),
         times,
-        times,
+        timing.Times(spread([7.0, 8.0]), 7.5, 8.0),
         1.5,
         44_000_000,
         9_000_000,
