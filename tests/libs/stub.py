@@ -83,8 +83,13 @@ class LtStub(Stub):
     def cublasLtMatrixLayoutCreate(
         self, dtype: str, rows: int, cols: int, ld: int
     ) -> tuple[int, int]:
-        layout = (rows, cols, ld)
+        layout = {"extents": (rows, cols, ld), "BATCH_COUNT": 1, "STRIDED_BATCH_OFFSET": 0}
         return self._create("cublasLtMatrixLayoutCreate", layout, dtype, rows, cols, ld)
+
+    def cublasLtMatrixLayoutSetAttribute(self, layout: int, name: str, value: int) -> tuple[int]:
+        assert name in self.alive[layout]
+        self.alive[layout][name] = value
+        return (self._record("cublasLtMatrixLayoutSetAttribute", layout, name, value),)
 
     def cublasLtMatrixLayoutDestroy(self, layout: int) -> tuple[int]:
         return self._destroy("cublasLtMatrixLayoutDestroy", layout)
@@ -121,19 +126,26 @@ class LtStub(Stub):
             return (code,)
         assert ctypes.string_at(algo, 64) == ALGO
         attributes = self.alive[desc]
-        left = host_matrix(a, *self.alive[a_layout])
-        right = host_matrix(b, *self.alive[b_layout])
-        left = left.T if attributes["TRANSA"] else left
-        right = right.T if attributes["TRANSB"] else right
-        out = host_matrix(d, *self.alive[d_layout])
-        result = host_float(alpha) * (left @ right)
-        if host_float(beta):
-            result += host_float(beta) * host_matrix(c, *self.alive[c_layout])
-        if attributes["EPILOGUE"] & 4:
-            result += host_matrix(attributes["BIAS_POINTER"], len(out), 1, len(out))
-        if attributes["EPILOGUE"] & 2:
-            result = np.maximum(result, 0)
-        out[...] = result
+
+        def matrix(address: int, layout: int, batch: int) -> np.ndarray:
+            known = self.alive[layout]
+            assert known["BATCH_COUNT"] == self.alive[a_layout]["BATCH_COUNT"]
+            return host_matrix(address + 4 * batch * known["STRIDED_BATCH_OFFSET"],
+                               *known["extents"])
+
+        for batch in range(self.alive[a_layout]["BATCH_COUNT"]):
+            left, right = matrix(a, a_layout, batch), matrix(b, b_layout, batch)
+            left = left.T if attributes["TRANSA"] else left
+            right = right.T if attributes["TRANSB"] else right
+            out = matrix(d, d_layout, batch)
+            result = host_float(alpha) * (left @ right)
+            if host_float(beta):
+                result += host_float(beta) * matrix(c, c_layout, batch)
+            if attributes["EPILOGUE"] & 4:
+                result += host_matrix(attributes["BIAS_POINTER"], len(out), 1, len(out))
+            if attributes["EPILOGUE"] & 2:
+                result = np.maximum(result, 0)
+            out[...] = result
         return (0,)
 
 

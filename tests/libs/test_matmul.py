@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 
 import numpy as np
@@ -73,11 +74,64 @@ def test_describes_the_product_once_and_destroys_it_in_reverse() -> None:
     assert api.names() == ["cublasLtMatrixLayoutDestroy"] * 3 + ["cublasLtMatmulDescDestroy"]
 
 
-@pytest.mark.parametrize(("compute", "name"), [("float32", "32F"), ("tf32", "32F_FAST_TF32")])
-def test_compute_type(compute: str, name: str) -> None:
+@pytest.mark.parametrize("layout", ["nt", "nn", "tn"])
+def test_slices_of_k_are_partial_sums_one_behind_the_other(layout: str) -> None:
+    rng = np.random.default_rng(2)
+    m, n, part, slices = 5, 3, 4, 3
+    k = part * slices
+    a = padded(rng, *((k, m) if layout == "tn" else (m, k)), 13)
+    b = padded(rng, *((n, k) if layout == "nt" else (k, n)), 14)
+    c = padded(rng, slices * m, n, 6)
+    left = a[:, :m].T if layout == "tn" else a[:, :k]
+    right = b[:, :k].T if layout == "nt" else b[:, :n]
+    expected = c.copy()
+    for i in range(slices):
+        of_k = slice(i * part, (i + 1) * part)
+        expected[i * m : (i + 1) * m, :n] = left[:, of_k] @ right[of_k]
     api = LtStub()
-    MatmulPlan(api, 1, **SHAPE, compute=compute)
-    assert api.arguments("cublasLtMatmulDescCreate") == [(name, "R_32F")]
+    plan = MatmulPlan(api, 1, layout=layout, m=m, n=n, k=k, lda=13, ldb=14, ldc=6, slices=slices)
+    plan.run(STREAM, a.ctypes.data, b.ctypes.data, c.ctypes.data)
+    np.testing.assert_allclose(c, expected, rtol=1e-5, atol=1e-6)
+    plan.close()
+    assert not api.alive
+
+
+@pytest.mark.parametrize(("compute", "name", "scale"), [
+    ("float32", "32F", "R_32F"), ("tf32", "32F_FAST_TF32", "R_32F"),
+    ("float16", "32F_FAST_16F", "R_32F"), ("bfloat16", "32F_FAST_16BF", "R_32F"),
+    ("half", "16F", "R_16F")])
+def test_compute_type_and_the_type_of_both_scales(
+        monkeypatch: pytest.MonkeyPatch, compute: str, name: str, scale: str) -> None:
+    kind = np.dtype({"R_32F": np.float32, "R_16F": np.float16}[scale])
+    scales: list[float] = []
+
+    def read(*arguments: int) -> tuple[int]:
+        scales.extend(float(np.frombuffer(ctypes.string_at(arguments[i], kind.itemsize), kind)[0])
+                      for i in (2, 7))
+        return (0,)
+
+    api = LtStub()
+    monkeypatch.setattr(api, "cublasLtMatmul", read)
+    plan = MatmulPlan(api, 1, **SHAPE, compute=compute, alpha=1.5, beta=0.25)
+    assert api.arguments("cublasLtMatmulDescCreate") == [(name, scale)]
+    plan.run(STREAM, 1, 2, 3)
+    assert scales == [1.5, 0.25]
+
+
+@pytest.mark.parametrize(("dtype", "output", "types", "alignment"), [
+    ("float32", "", ("R_32F",) * 3, (32, 64, 16)),
+    ("float16", "float32", ("R_16F", "R_16F", "R_32F"), (16, 32, 16)),
+    ("bfloat16", "", ("R_16BF",) * 3, (16, 32, 8))])
+def test_the_result_may_have_another_type(dtype: str, output: str, types: tuple[str, ...],
+                                          alignment: tuple[int, ...]) -> None:
+    api = LtStub()
+    plan = MatmulPlan(api, 1, **{**SHAPE, "lda": 16, "ldb": 8, "ldc": 4}, dtype=dtype,
+                      output=output)
+    assert [each[0] for each in api.arguments("cublasLtMatrixLayoutCreate")] == [*types]
+    preferences = api.seen_by_heuristic[1]
+    assert [preferences[f"MIN_ALIGNMENT_{operand}_BYTES"] for operand in "ABC"] == [*alignment]
+    assert preferences["MIN_ALIGNMENT_D_BYTES"] == preferences["MIN_ALIGNMENT_C_BYTES"]
+    assert (f"{dtype} to {output}" in plan.description) == bool(output)
 
 
 def test_heuristic_sees_alignment_workspace_split_and_a_bias() -> None:
