@@ -442,6 +442,14 @@ def test_no_listener_is_none() -> None:
     assert listeners_of(None) == listeners_of(()) == listeners_of([]) == []
 
 
+def test_a_sequence_with_a_listeners_methods_is_one_listener() -> None:
+    class Kept(list[int]):
+        def reported(self, *given: Any) -> None: ...
+
+    assert len(listeners_of(Kept([1, 2]))) == 1
+    assert len(listeners_of([Kept(), Listener()])) == len(listeners_of((Kept(),) * 2)) == 2
+
+
 def test_what_has_some_of_the_methods_is_a_listener() -> None:
     class Own:
         reads = False

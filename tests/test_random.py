@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rawnn.common import random
 from rawnn.common.errors import ConfigError
 from rawnn.common.random import (
     MAX_PERMUTATION,
@@ -152,6 +153,13 @@ def test_permutations_hold_every_example_once(seed, epoch, count):
 @pytest.mark.parametrize("count", [2**16 - 1, 2**16, 2**16 + 1, 60_000, 2**18 + 1])
 def test_long_permutations_hold_every_example_once(count):
     assert np.array_equal(np.sort(permutation(3, 1, count)), np.arange(count))
+
+
+def test_as_many_as_there_may_be_are_permuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random, "MAX_PERMUTATION", 60)
+    assert sorted(permutation(0, 0, 60)) == list(range(60))
+    with pytest.raises(ConfigError, match="cannot shuffle 61 examples: the most is 60"):
+        permutation(0, 0, 61)
 
 
 @pytest.mark.parametrize("count", [-1, MAX_PERMUTATION + 1])

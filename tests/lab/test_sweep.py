@@ -149,6 +149,24 @@ def test_a_variant_has_its_figures_by_name(kernel: rawnn.Kernel, monkeypatch: py
     assert str(found) == "TILE=64: 3.00 us (2.00-5.00), warm 1.00 us, 50% of the limit"
 
 
+@pytest.mark.parametrize(("budget", "variants"), [(None, 2), (1, 1), (2, 2), (3, 2)])
+def test_what_is_asked_of_a_sweep_reaches_its_checks_and_times(
+        kernel: rawnn.Kernel, monkeypatch: pytest.MonkeyPatch, budget: int | None, variants: int
+        ) -> None:
+    times = SimpleNamespace(cold=SimpleNamespace(median=3.0, low=2.0, high=5.0),
+                            warm=SimpleNamespace(median=1.0), fraction=0.5)
+    asked: list[Any] = []
+    monkeypatch.setattr(sweeping, "time", lambda kernel, work, **how: asked.append(how) or times)
+    monkeypatch.setattr(sweeping, "check", lambda kernel, work, **how: asked.append(how) or
+                        SimpleNamespace(require=lambda: None))
+    rounds = [[{"trials": 4, "seed": seed, "limit": 9.0},
+               {"at": {"n": 77}, "samples": 3, "seed": seed, "limit": 9.0}] for seed in (5, 6)]
+    found = rawnn.sweep(kernel, {"TILE": [64, 128]}, budget=budget, seed=5, limit=9.0,
+                        at={"n": 77}, **GIVEN | {"samples": 3})
+    assert asked == rounds[0] * variants + rounds[1] * (variants if variants > 1 else 0)
+    assert (len(found.variants), found.allowed) == (variants, 2)
+
+
 def test_a_file_is_of_one_text_gpu_and_set_of_sizes(kernel: rawnn.Kernel) -> None:
     work = Work(reference=GIVEN["reference"], grid=1, block=32)
     first = sweeping._fingerprint(kernel, work, {"n": 100})
