@@ -141,6 +141,27 @@ def test_a_loaded_address_is_nobodys(load: str) -> None:
     assert early(f"{load} add.s64 %rd5, %rd3, %rd1; ld.global.f32 %f1, [%rd5];") is None
 
 
+BY_VALUE = parse_kernels(
+    'struct P { int a; int b; };\nstruct Q { float* p; long long n; };\n'
+    'extern "C" __global__ void k(const float* x, P p, Q q) {}')["k"]
+
+
+@pytest.mark.parametrize(("place", "early"), [
+    ("k_param_1", ("x",)), ("k_param_1+4", ("x",)), ("k_param_2", None), ("k_param_2+8", None),
+    ("elsewhere", None), ("elsewhere+4", None)])
+def test_a_member_of_a_parameter_is_an_index_unless_addresses_are_next_to_it(
+        place: str, early: tuple[str, ...] | None) -> None:
+    found = prove(f""".visible .entry k(.param .u64 k_param_0) {{
+        ld.param.u64 %rd1, [k_param_0];
+        ld.param.b64 %rd2, [{place}];
+        add.s64 %rd3, %rd1, %rd2;
+        ld.global.f32 %f1, [%rd3];
+        griddepcontrol.wait;
+        ret;
+        }}""", "k", BY_VALUE)
+    assert (found.early if found.waits else None) == early
+
+
 @pytest.mark.parametrize("load", ["ld.global.u32 %r5, [%rd1];", "ld.global.s16 %r5, [%rd1];",
                                   "ld.global.v2.u32 {%r5,%r6}, [%rd1];"])
 def test_a_loaded_number_may_be_an_index(load: str) -> None:

@@ -96,6 +96,13 @@ def error_codes() -> Lines:
     ):
         with patch.object(headers, "cuda_major", lambda: 12):
             yield f"{log}: {outcome(lambda: suggest_fixes(log, arch, ['k']))}"
+    for arch in ("sm_75", "sm_90a", "sm_100f", "compute_90"):
+        for entry, names in (("_Z5scalePfi", ["scale<float>"]), ("_ZN2ns5scaleEPfi", ["ns::scale"]),
+                             ("_Z5scalePfi", ["scale<float>", "scale<int>"]),
+                             ("scale", ["rescale", "scale"]), ("_Z5shiftPfi", ["scale"])):
+            log = f"Entry function '{entry}' uses too much shared data (0xf000 bytes, 0xc000 max)"
+            if arch == "sm_75" or entry == "scale":
+                yield from (f"{arch}: {each}" for each in suggest_fixes(log, arch, names))
     host, lost = (Omission("header", name) for name in ("<vector>", '"mine.h"'))
     known = (Omission("function", "helper", "k.cu", 7, 9),
              Omission("function", "launch", "", 4, 4, "it launches"))
