@@ -47,7 +47,11 @@ ONE = {
     "using A = int;": ("other", "A"),
     "using namespace std;": ("other", "std"),
     "typedef int (*Fn)(int);": ("other", "Fn"),
-    "namespace x = y;": ("other", "x"),
+    "namespace x = y;": ("other", "x"), "typedef int T;": ("other", "T"),
+    "struct S;": ("other", "S"), "friend class X;": ("other", "X"), "enum E : int;": ("other", "E"),
+    "template <typename T> using A = B<T>;": ("other", "A"),
+    "template <typename T> constexpr T v = 3;": ("variable", "v"),
+    "extern int z;": ("variable", "z"), "static const struct S s = {1};": ("variable", "s"),
     'static_assert(sizeof(int) == 4, "");': ("other", "static_assert"),
 }
 
