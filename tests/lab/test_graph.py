@@ -16,6 +16,7 @@ from rawnn.common.errors import ConfigError
 from rawnn.cuda.compiling.launch_proof import Proof
 from rawnn.cuda.device import Device
 from rawnn.cuda.errors import CallFailed
+from rawnn.lab.arrays import check_not_recording
 from rawnn.lab.nodes import Edges, Node, Span, edges_of
 from rawnn.sim import Fault, Faults, Race, Simulation, register
 from tests import requires
@@ -423,7 +424,9 @@ def test_what_a_recorded_node_writes_cannot_be_read_yet(device: Device) -> None:
     assert flag.numpy().tolist() == [0]
 
 
-def test_nothing_that_launches_and_waits_runs_while_a_graph_is_recorded(device: Device) -> None:
+def test_nothing_that_launches_and_waits_runs_while_a_graph_is_recorded(
+        device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed: list[Any] = []
     kernel = rawnn.Kernel(SOURCE, "add_to", device=device)
     work = rawnn.lab.Work(reference=lambda y, x, a: y + a * x, grid=1, block=N)
     for name in ("check", "time"):
@@ -431,6 +434,12 @@ def test_nothing_that_launches_and_waits_runs_while_a_graph_is_recorded(device: 
                                                                   f"which a .with rawnn.Graph"):
             getattr(rawnn, name)(kernel, work)
         assert not g.nodes
+        with rawnn.Graph() as g:  # which another thread does not
+            thread = threading.Thread(target=check_not_recording, args=(name,))
+            monkeypatch.setattr(threading, "excepthook", failed.append)
+            thread.start()
+            thread.join()
+    assert not failed
 
 
 def test_symbols_are_not_touched_behind_a_recorded_launch() -> None:

@@ -88,14 +88,18 @@ command = sys.argv[sys.argv.index("all") + 1:]
 if "--slow" in command:
     time.sleep(30)
     command.remove("--slow")
+while command[0].startswith("-"):
+    print("option", command.pop(0))
 done = subprocess.run(command, capture_output=True, text=True)
 print({{"memcheck": {MEMCHECK!r}, "racecheck": {RACECHECK!r}}}.get(tool, {CLEAN!r}), end="")
 print(done.stdout, end="")
+print(done.stderr, end="", file=sys.stderr)
 sys.exit(done.returncode)
 """)
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    (tmp_path / "mine.py").write_text("import sys\nprint('ran', *sys.argv[1:])\n")
+    (tmp_path / "mine.py").write_text("import os, sys\nprint('ran', *sys.argv[1:])\n"
+                                      "print('warned', os.environ.get('OWN'), file=sys.stderr)\n")
     return str(tmp_path / "mine.py")
 
 
@@ -104,9 +108,12 @@ def test_every_tool_runs_the_script(script: str) -> None:
     assert [each.tool for each in found] == list(sanitizer.TOOLS)
     assert [bool(each) for each in found] == [False, False, True, True]
     assert all("ran fast" in each.output for each in found)
-    only, = rawnn.sanitize([sys.executable, script], tools=["synccheck"])
+    only, = rawnn.sanitize([sys.executable, script], "slow", tools=["synccheck"],
+                           options=["--lines", "--all"], environment={"OWN": "7"})
     assert only
-    assert only.command == (sys.executable, script)
+    assert only.command == (sys.executable, script, "slow")
+    for said in ("option --lines", "option --all", "ran slow", "warned 7"):
+        assert said in only.output
 
 
 def test_what_is_refused(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
