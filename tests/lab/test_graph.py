@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import pytest
 
 import rawnn
-from rawnn.common.errors import ConfigError
+from rawnn.common.errors import ConfigError, RawnnError
 from rawnn.cuda.compiling.launch_proof import Proof
 from rawnn.cuda.device import Device
 from rawnn.cuda.errors import CallFailed
@@ -271,6 +273,46 @@ def test_a_failing_call_leaves_nothing_behind(device: Device) -> None:
     del x, y, g
     mine.close()
     simulation.assert_clean()
+
+
+def test_whichever_call_fails_nothing_is_left_behind(device: Device) -> None:
+    """The first and the last of each kind of call, from recording to the end of two graphs, one of
+    them with a loop. `device` registers what kernels compute."""
+    def flow(opened: Device) -> None:
+        with ExitStack() as closing:
+            add, count = kernels(opened)
+            x, y, flag = vector(opened, 1), vector(opened, 0), rawnn.array(
+                [2], np.int32, device=opened)
+            for loop in (False, True):
+                g = rawnn.Graph()
+                closing.callback(g.close)
+                with g:
+                    filled = g.fill(y, 0)
+                    add(y, x, 1.0, N)
+                    if loop:
+                        with g.while_(flag):
+                            count(flag)
+                    g.copy(x, y)
+                g.launch()
+                g.update(filled, y, 1)
+                g.launch()
+            opened.stream.synchronize()
+
+    whole = Simulation(faults=Faults())
+    opened = Device(whole.backend())
+    begin = len(whole.faults.calls)
+    flow(opened)
+    calls = [(index, name) for index, (_, name) in enumerate(whole.faults.calls)
+             if index >= begin and not re.search("Destroy|Free|Unload", name)]
+    opened.close()
+    last, first = ({name: index for index, name in each} for each in (calls, calls[::-1]))
+    for index in sorted({*first.values(), *last.values()}):
+        failing = Simulation(faults=Faults(Fault(index=index)))
+        opened = Device(failing.backend())
+        with pytest.raises(RawnnError):
+            flow(opened)
+        opened.close()
+        assert failing.leaks() == [], whole.faults.calls[index]
 
 
 def test_a_closed_device_has_taken_its_graphs_along() -> None:
