@@ -249,6 +249,30 @@ def test_sums_by_atomics_may_be_off_twice_as_far(device: Device, units: int, ord
         assert bool(found) is passes, str(found)
 
 
+@pytest.mark.parametrize("size", [1, 1000])
+@pytest.mark.parametrize(("part", "passes"), [(1e-13, True), (1e-10, False)])
+def test_what_is_nothing_beside_the_inputs_counts_as_zero(device: Device, part: float, passes: bool,
+                                                          size: int) -> None:
+    text = "__global__ void lab_nothing(const float* x, float* y, int n) {}\n"
+    register("lab_nothing", lambda t, a: t.y.fill(0), SHAPES, reads=("x",), writes=("y",))
+    kernel = rawnn.Kernel(text, "lab_nothing", device=device)
+    found = rawnn.check(kernel, lambda x: part * x, **ONE, inputs={"x": size})
+    assert bool(found) is passes, str(found)
+
+
+def test_a_reference_that_writes_into_its_inputs_changes_none_of_them(device: Device) -> None:
+    def careless(x: Any, n: int) -> Any:
+        found = 2 * x
+        x[...] = 0
+        return found
+
+    text = "__global__ void lab_whole(const int* x, int* y, int n) {}\n"
+    register("lab_whole", lambda t, a: np.multiply(t.x, 2, out=t.y), SHAPES, reads=("x",),
+             writes=("y",))
+    rawnn.check(HONEST.simulated(device), **{**HONEST.given, "reference": careless}).require()
+    rawnn.check(rawnn.Kernel(text, "lab_whole", device=device), careless, **ONE).require()
+
+
 def test_vectors_and_structs(device: Device) -> None:
     text = ("struct Particle { float mass; int kind; };\n"
             "__global__ void lab_particles(const float4* v, Particle* p, int n) {}\n")
