@@ -331,7 +331,8 @@ def test_a_function_of_several_launches(device: Device) -> None:
     ({"reference": lambda x: None}, "the reference returns None"),
     ({"reference": lambda x: exit(3)}, "the reference fails with n = 1: SystemExit: 3"),
     ({"reference": lambda x: x + 1j}, "of type complex128, and the kernel's is float32"),
-    ({"reference": lambda x: x.astype(str)}, "let it return an array of numbers"),
+    *(({"reference": lambda x, kind=kind: x.astype(kind)}, "let it return an array of numbers")
+      for kind in ("O", "S", "U", "M8[s]", "m8[s]")),
     ({"reference": lambda x: {}}, "returns no array to compare with"),
     ({"reference": lambda x: {"y": None}}, "returns no array to compare with"),
     ({"reference": np.add}, "does not say the names"), ({"reference": "2 *"}, "cannot be read"),
