@@ -21,35 +21,41 @@ AT_ONCE = {1: 132, 2: 66, 4: 31, 8: 14}
 
 
 class Driver:
-    """What a driver says of one kernel; `allowed` are the attributes that were raised for it."""
+    """What a driver says of one kernel; `allowed` are the attributes that were raised for it,
+    `asked` is what its occupancy was asked for."""
 
     def __init__(self) -> None:
         self.allowed: list[tuple[str, int]] = []
+        self.asked: list[Any] = []
 
     def cuFuncGetAttribute(self, attribute: str, handle: Any) -> tuple[int, int]:
         return 0, {"MAX_THREADS_PER_BLOCK": MOST_THREADS, "SHARED_SIZE_BYTES": DECLARED}[attribute]
 
     def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, *given: Any) -> tuple[int, int]:
+        self.asked.append(given)
         return 0, RESIDENT
 
     def launch_config(self, grid: Any, *given: Any) -> Any:
+        self.asked.append((grid, *given))
         return grid[0] * grid[1] * grid[2]
 
     def cuOccupancyMaxActiveClusters(self, handle: Any, size: int) -> tuple[int, int]:
+        assert handle == 1
         return 0, AT_ONCE.get(size, 0)
 
 
 def checked(monkeypatch: pytest.MonkeyPatch, launch: Launch, capability: tuple[int, int] = (9, 0),
-            waits: bool = True) -> None:
+            waits: bool = True) -> Driver:
     driver = Driver()
     monkeypatch.setattr(geometry, "allow", lambda driver, handle, name, value, what:
                         driver.allowed.append((name, value)))
     device = SimpleNamespace(attribute=LIMITS.__getitem__, capability=capability, driver=driver,
                              info=SimpleNamespace(name="a GPU"),
-                             stream=SimpleNamespace(handle=0))
+                             stream=SimpleNamespace(handle=5))
     function = SimpleNamespace(expression="k", handle=1, proof=SimpleNamespace(
         waits=waits, reason="it does not wait"))
     launch.check(cast(Any, function), cast(Any, device))
+    return driver
 
 
 ENDS: dict[str, tuple[list[Launch], list[Launch]]] = {
@@ -92,6 +98,17 @@ def test_a_cluster_that_is_too_large_says_the_largest_that_fits(monkeypatch: pyt
         checked(monkeypatch, Launch((2, 1, 1), (32, 1, 1), cluster=(2, 1, 1)), (8, 9))
     with pytest.raises(DeviceError, match=r"of the 265 of this grid 264 fit \(2 on each of 132 "):
         checked(monkeypatch, Launch((265, 1, 1), (32, 1, 1), cooperative=True))
+
+
+@pytest.mark.parametrize("blocks", [2, 8, 16])
+def test_the_driver_is_asked_for_this_launch(monkeypatch: pytest.MonkeyPatch, blocks: int) -> None:
+    monkeypatch.setitem(AT_ONCE, 16, 4)
+    cluster, block = (blocks, 1, 1), (8, 4, 2)
+    driver = checked(monkeypatch, Launch((blocks, 2, 1), block, 48, cluster, cooperative=True))
+    assert driver.asked == [(cluster, block, 48, 5, cluster, False, False), (1, 64, 48)]
+    assert driver.allowed == [("MAX_DYNAMIC_SHARED_SIZE_BYTES", 48)] + [
+        ("NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1)] * (blocks == 16)
+    assert checked(monkeypatch, Launch((2, 1, 1), block, 48)).asked == []
 
 
 def test_a_programmatic_launch_needs_a_kernel_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
