@@ -181,6 +181,12 @@ def test_of_sets_with_one_plan_the_shortest_is_named(device: Device, task: Task)
     tuned._shorten("cublas")
     assert [(m.toggles, m.us) for m in tuned.fastest()] == [("fuse", 5.0), ("cublas", 7.0)]
     assert {m.same_as for m in tuned.found.values()} == {None, "fuse"}
+    library = "cublas=fc1.forward+fc2.forward"  # one toggle, of more letters
+    tuned.found = {"mma,pdl": search.Measured("mma,pdl", 7.0, 6.0, 9.0),
+                   library: search.Measured(library, same_as="mma,pdl")}
+    tuned._shorten("mma,pdl")
+    assert tuned.found == {"mma,pdl": search.Measured("mma,pdl", same_as=library),
+                           library: search.Measured(library, 7.0, 6.0, 9.0)}
 
 
 def test_what_was_found_outlives_an_interruption(device: Device, task: Task,
