@@ -3,6 +3,7 @@ its way, and what is wrong with it said before anything is launched."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -401,3 +402,58 @@ def test_what_a_header_lacks_is_said(tmp_path: Path, header: str, kernels: str, 
     with pytest.raises(ConfigError) as caught:
         load(str(file))
     assert said in str(caught.value)
+
+
+SETTINGS: dict[str, tuple[Any, Any]] = {
+    "grid": (3, [5, "rows"]), "block": (64, [8, 4]), "shared": (16, "2 * cols"), "cluster": (2, 4),
+    "cooperative": (False, True), "values": ({"count": 1}, {"count": "rows"}),
+    "where": ("rows > 1", "rows > 2"), "require": (["cols > 1"], "cols > 2"),
+    "defines": ({"TILE": 8}, {"TILE": 16}), "options": (["-DA"], ["-DB"]),
+    "include": ("below", ["other"]), "arch": ("sm_80", "sm_90"), "name": ("first", "second"),
+    "kernel": ("one", "two")}
+
+
+def described(own: Any) -> dict[str, Any]:
+    """What a plugged kernel is, by the names of settings."""
+    made, names = own.kernel.geometry.__self__, {"rows": 6, "cols": 5}
+    grid, block = own.kernel.geometry(names)
+    return {
+        "grid": grid, "block": block, "shared": own.kernel.shared(names),
+        "cluster": own.kernel.cluster(names), "cooperative": own.kernel.cooperative,
+        "values": made.values, "where": made.how.get("where"), "require": made.require,
+        "defines": own.kernel.code.preamble, "options": own.kernel.code.options,
+        "include": own.kernel.code.include, "arch": own.kernel.code.arch, "name": own.name,
+        "kernel": made.kernel}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_an_argument_takes_the_place_of_the_headers(tmp_path: Path, setting: str) -> None:
+    """And of nothing else of it; a folder of the header's is beside the file."""
+    for folder in ("below", "other"):
+        (tmp_path / folder).mkdir()
+    _, two = SETTINGS[setting]
+    kernels = "".join(RELU.replace("relu", name).replace("int cols", "int cols, int count") + "\n"
+                      for name in ("one", "two"))
+    file = tmp_path / "own.cu"
+
+    def made(head: dict[str, Any], **given: Any) -> dict[str, Any]:
+        lines = "".join(f"{key} = {_toml(value)}\n" for key, value in head.items())
+        file.write_text(f"/* rawnn\n{lines}*/\n{kernels}")
+        given = {("expression" if key == "kernel" else key): value for key, value in given.items()}
+        return described(rawnn.impl("bias_relu", file, **given))
+
+    base = {key: first for key, (first, _) in SETTINGS.items()}
+    given = [str(tmp_path / "other")] if setting == "include" else two
+    argued = made(base, **{setting: given})
+    assert argued == made({**base, setting: two})
+    assert argued == made({key: base[key] for key in base if key != setting}, **{setting: given})
+    before = made(base)
+    assert {key for key in before if before[key] != argued[key]} == {setting}
+    if setting == "include":
+        assert before["include"] == (tmp_path, tmp_path / "below")
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml(each)}" for key, each in value.items()) + "}"
+    return str(value).lower() if isinstance(value, bool) else json.dumps(value)
