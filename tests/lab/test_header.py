@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from rawnn.common.errors import ConfigError
+from rawnn.lab import simulated
 from rawnn.lab.header import header
+from rawnn.lab.kernel_files import kernel_of
 
 SOURCE = """// A kernel.
 /* rawnn
@@ -59,3 +64,43 @@ def test_each_of_several_kernels_has_its_header() -> None:
     for wanted in ({}, {"kernel": "h"}, {"op": "adam"}):
         with pytest.raises(ConfigError, match=r"kernel.cu has 2 headers, of f<float>, g: name one"):
             header(text, **wanted)
+
+
+def test_arguments_override_a_files_header_and_tables_are_merged(tmp_path: Path) -> None:
+    for folder in ("below", "other"):
+        (tmp_path / folder).mkdir()
+    file, device = tmp_path / "own.cu", simulated()
+    file.write_text("""/* rawnn
+kernel = "a"
+defines = {TILE = 8, W = 1}
+options = ["-DX"]
+include = "below"
+arch = "compute_80"
+grid = "n"
+block = 32
+sizes = {n = 4, s = 3}
+values = {by = 1, to = 2}
+require = "n > 1"
+reference = "x"
+*/
+__global__ void a(const float* x, float* y, int n, int s, float by, float to) { y[0] = TILE * W; }
+__global__ void b(const float* x, float* y, int n, int s, float by, float to) { y[0] = TILE * W; }
+""")
+
+    def described(*name: str, **given: Any) -> list[Any]:
+        kernel, work = kernel_of(file, *name, device=device, **given)
+        source = kernel.source
+        return [kernel.expression, dict(kernel.defines), source.options, source.include,
+                source.arch, work.grid, work.block, work.sizes, work.values, work.require,
+                work.reference, work.folder]
+
+    below, other = tmp_path / "below", tmp_path / "other"
+    assert described() == [
+        "a", {"TILE": 8, "W": 1}, ("-DX",), (below,), "compute_80", "n", 32, {"n": 4, "s": 3},
+        {"by": 1, "to": 2}, ["n > 1"], "x", tmp_path]
+    assert described(
+        "b", defines={"TILE": 16}, options=["-DY"], include=[other], arch="compute_90", block=64,
+        sizes={"n": 5}, values={"to": 7}, require=["n > 2"], reference="2 * x") == [
+        "b", {"TILE": 16, "W": 1}, ("-DX", "-DY"), (below, other), "compute_90", "n", 64,
+        {"n": 5, "s": 3}, {"by": 1, "to": 7}, ["n > 2"], "2 * x", tmp_path]
+    device.close()
