@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from rawnn.cuda.stream import Stream
 from rawnn.lab import CheckFailed, Refused, Work, checking
 from rawnn.lab.checking import Checked, Finding, TrialResult, patterns
 from rawnn.lab.comparison import Comparison
+from rawnn.lab.red_zones import Image
 from rawnn.sim import Simulation, register
 from tests.lab.cheats import CHEATS, SHAPES, WRITE, Cheat, doubled, plain
 
@@ -495,6 +497,47 @@ def test_a_report_names_each_set_of_sizes_once_and_counts_them_all(wrong: int, r
         some = "; ".join(f"n = {n}" for n in range(min(right, 3)))
         expected.append(f"  right with {some}{', ...' if right > 3 else ''}")
     assert lines == expected
+
+
+NAN = {"reason": "3 NaN where there should be a number"}
+SUMS = "if each element is a sum of many products"
+ALL = range(100)
+
+
+@pytest.mark.parametrize(("written", "has_input", "changes", "said", "fix"), [
+    ([], False, {}, "'y' was never written", "does the kernel return early"),
+    (range(40), False, {}, "60 of 100 elements of 'y' were never written, from y[40] on to the end",
+     "does the grid cover sizes"),
+    ([*range(9), *range(10, 100)], False, {}, "1 of 100 elements of 'y' were never written, from "
+     "y[9] on", "which threads should have written them"),
+    ([], True, {}, "wrong: ", ""), (ALL, False, {}, "wrong: ", ""),
+    (ALL, False, {"error": 9.9}, "wrong: ", SUMS), (ALL, True, {"error": 9.9}, "wrong: ", SUMS),
+    (ALL, False, {"error": 10.0}, "wrong: ", ""),
+    (ALL, False, {"error": 9.9, "wrong": 10}, "wrong: ", ""),
+    (ALL, False, {"error": 9.9, "wrong": 11}, "wrong: ", SUMS),
+    (ALL, False, NAN, "wrong: ", "outputs hold NaN before the launch"),
+    (ALL, True, NAN, "wrong: ", ""),
+    (ALL, False, {"reason": "3 infinite", "error": 0.0}, "wrong: ", "")])
+def test_a_wrong_result_has_the_fix_of_its_kind(written: Sequence[int], has_input: bool,
+                                                changes: dict[str, Any], said: str, fix: str
+                                                ) -> None:
+    """What has input holds the same ahead of both launches, and may be left as it is."""
+    generator = np.random.default_rng(0)
+    first = Image.of(np.zeros(100, np.float32), generator)
+    second = first.with_other_zones(generator)
+    if not has_input:
+        first, second = first.poisoned(None), second.poisoned(generator)
+    contents = []
+    for image in (first, second):
+        content = image.content.copy()
+        image.inside(content).view(np.float32)[list(written)] = 7
+        contents.append({"y": content})
+    each = replace(Comparison("y.x", "float32", 100, 20.0, 0.1, 0, "[3]", 1.0, 7.0), **changes)
+    found = checking._wrong(each, {"y": first}, {"y": second}, contents)
+    assert (found.what, found.operand) == ("wrong" if "wrong" in said else "not written", "y")
+    assert found.sentence == said if "wrong" not in said else found.sentence.startswith(said)
+    assert found.fix.startswith(fix)
+    assert bool(found.fix) == bool(fix)
 
 
 def test_every_array_that_is_wrong_is_reported_beside_what_was_written_elsewhere(

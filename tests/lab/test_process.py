@@ -75,6 +75,19 @@ def test_a_process_that_finds_no_gpu_says_so() -> None:
     apart.close()
 
 
+def test_what_is_asked_reaches_the_process(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    apart = SeparateProcess(HONEST.simulated(device), PARAMETERS, 0.5)
+    asked: list[Any] = []
+    monkeypatch.setattr(apart, "call", lambda *given: asked.append(given) or len(asked))
+    launch = Launching((1, 1, 1), (256, 1, 1))
+    image = Image.of(np.zeros(3), np.random.default_rng(0))
+    sample: Any = ({"x": image}, {"n": 3}, ("x",))
+    assert [apart.run(launch, {"x": image}, {"n": 3}), apart.measure(launch, [sample], True),
+            apart.measure(None, [], False), apart.empty(4), apart.free()] == [1, 2, 3, 4, 5]
+    assert asked == [("run", launch, {"x": image}, {"n": 3}), ("measure", launch, [sample], True),
+                     ("measure", None, [], False), ("empty", 4), ("free",)]
+
+
 def test_a_process_is_used_again_only_behind_a_launch_that_succeeded(device: Device) -> None:
     """One that hangs would answer the next call with the last one's result, and one that failed may
     have lost its context. Elements of y are the number of the process and of the launch."""

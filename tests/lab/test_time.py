@@ -5,6 +5,7 @@ from __future__ import annotations
 import pkgutil
 import re
 from collections.abc import Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -390,6 +391,12 @@ def test_what_no_cache_can_beat(device: Device) -> None:
                         (pytest.approx(3000 / (1e9 * 1.05) * 1e6), False)]
     assert least(10_000)[0][0] == pytest.approx(14_000 / (20 * 1.15) * 1e-3)
     assert least(1 << 20)[0][0] == pytest.approx(12_000 / (20 * 1.15) * 1e-3)
+    us = least(0)[0][0]  # what takes just that long is believed
+    gpu: Any = SimpleNamespace(attribute=lambda name: 0)
+    for took in (us, np.nextafter(us, 0)):
+        times: Any = SimpleNamespace(median=took)
+        with nullcontext() if took == us else pytest.raises(Refused, match="moving 24,000 bytes"):
+            timing._refuse_too_fast(problem, trial, times, times, roof(20.0, 1.0), gpu)
 
 
 @pytest.mark.parametrize(("clock", "width", "gbps"), [
