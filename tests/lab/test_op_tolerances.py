@@ -60,6 +60,16 @@ def test_an_op_is_right_if_all_of_its_outcomes_are(errors: tuple[float, ...],
     assert found.right is right
 
 
+def test_nothing_stands_behind_a_narrower_layer() -> None:
+    """64 units are room for each of the layers of 40, 24 and 7."""
+    plan = next(iter(Variant((50, 40, 24, 7), 20).plans("preload,bf16,mma,fuse")))
+    (op,) = plan.find(kind="narrow_update")
+    drawn = fill_operands(op, plan, 0)
+    for role in ("activations", "gradients"):
+        rows = drawn[op.operands[role]].any(axis=1)
+        assert rows.tolist() == [i % 64 < (40, 24, 7)[i // 64] for i in range(192)], role
+
+
 @pytest.mark.parametrize(("error", "said"), [
     (0.25, "a1: off by 2.5e-01 of 5.0e-01 allowed"), (0.5, "a1: off by 5.0e-01 of 5.0e-01 allowed"),
     (2.0, "a1: off by 2.0e+00, of which 5.0e-01 are allowed; [3, 1] = 7"),

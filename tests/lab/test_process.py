@@ -17,12 +17,14 @@ import numpy as np
 import pytest
 
 import rawnn
+from rawnn.common.errors import DeviceError
 from rawnn.cuda.device import Device
-from rawnn.lab import simulated, worker
+from rawnn.lab import Work, simulated, worker
 from rawnn.lab.kernel import Recipe
 from rawnn.lab.kernel_problem import Launching
+from rawnn.lab.parameter_roles import problem_of
 from rawnn.lab.red_zones import Image
-from rawnn.lab.subprocess_runner import ProcessEnded, SeparateProcess
+from rawnn.lab.subprocess_runner import ProcessEnded, SeparateProcess, runner_for
 from rawnn.lab.watchdog import Watchdog
 from rawnn.sim import register
 from tests.lab.cheats import WRITE, Cheat, doubled, plain
@@ -86,6 +88,23 @@ def test_what_is_asked_reaches_the_process(device: Device, monkeypatch: pytest.M
             apart.measure(None, [], False), apart.empty(4), apart.free()] == [1, 2, 3, 4, 5]
     assert asked == [("run", launch, {"x": image}, {"n": 3}), ("measure", launch, [sample], True),
                      ("measure", None, [], False), ("empty", 4), ("free",)]
+
+
+@pytest.mark.parametrize(("has_reference", "limit"), [(False, None), (True, None), (True, 0.5)])
+def test_nothing_is_launched_on_a_gpu_that_is_gone(device: Device, monkeypatch: pytest.MonkeyPatch,
+                                                   has_reference: bool, limit: float | None
+                                                   ) -> None:
+    def gone() -> None:
+        raise DeviceError("CUDA_ERROR_ILLEGAL_ADDRESS")
+
+    kernel = HONEST.simulated(device) if has_reference else \
+        Cheat("lab_none", WRITE, plain(doubled), ()).kernel(device)
+    problem = problem_of(kernel, Work(lambda x: 2 * x, grid=1, block=32))
+    runner_for(problem, limit).close()
+    monkeypatch.setattr(device, "require_usable", gone)
+    with pytest.raises(DeviceError, match="simulated GPU is gone, and nothing can be launched on "
+                                          "it: CUDA_ERROR_ILLEGAL_ADDRESS"):
+        runner_for(problem, limit)
 
 
 def test_a_process_is_used_again_only_behind_a_launch_that_succeeded(device: Device) -> None:
