@@ -16,6 +16,7 @@ from rawnn.lab.graph import Graph
 from rawnn.sim import SimulationError, register
 from rawnn.sim.tensormap import decoded
 from tests import requires
+from tests.lab.test_exchange import Cuda
 
 BOXES = """
 struct alignas(64) TensorMap { unsigned long long words[16]; };
@@ -40,6 +41,16 @@ def test_a_kernel_with_a_tensor_map(device: Device, boxed: rawnn.Kernel) -> None
         assert y.numpy().tolist() == [28, 92, 156]
     boxed.bind(1, 32, x, 8, y, 3, 8, x_map)()
     assert y.numpy().tolist() == [28, 92, 156]
+
+
+def test_a_launch_is_behind_the_stream_of_a_maps_array(device: Device, boxed: rawnn.Kernel) -> None:
+    x = rawnn.array(np.ones((3, 8), np.float32), device=device)
+    y = rawnn.empty(3, device=device)
+    for array, before in ((x, []), (Cuda(x, stream=7), [0, 7]), (Cuda(x), [0])):
+        streams: list[int] = []
+        boxed[1, 32]._values((x, 8, y, 3, 8, rawnn.tensor_map(array, (8, 8), device=device)),
+                             streams)
+        assert streams == before
 
 
 def test_a_tensor_map_of_another_array_is_found(device: Device, boxed: rawnn.Kernel) -> None:
