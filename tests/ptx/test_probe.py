@@ -303,3 +303,41 @@ def test_a_definition_counts_and_declarations_only_without_one(order: tuple[int,
     found = Declarations(other + "".join(texts[i] for i in order)).of("k")
     named = ["defined"] if 1 in order else ["declared"]
     assert [[p.name for p in each.parameters] for each in found] == [[*named, "n"]]
+
+
+def test_declarations_ahead_of_a_kernel_are_none_of_its_parameters() -> None:
+    text = """
+.func (.param .b32 func_retval0) helper(
+	.param .b64 helper_param_0,
+	.param .b32 helper_param_1
+)
+;
+.visible .func declared(
+	.param .b64 declared_param_0
+);
+.visible .entry k(
+	.param .u64 k_param_0,
+	.param .align 8 .b8 k_param_1[24],
+	.param .u32 k_param_2
+)
+{
+	call.uni (retval0), helper, (param0, param1);
+	ret;
+}
+.func (.param .b32 func_retval0) helper(
+	.param .b64 helper_param_0,
+	.param .b32 helper_param_1
+)
+{
+	mov.u32 %r1, %envreg1;
+	ret;
+}
+"""
+    found = compiled_kernel(text, "k", "")
+    assert found is not None
+    assert [(p.size, p.align) for p in found.parameters] == [(8, 8), (24, 8), (4, 4)]
+    assert found.waits_for_grid
+    plain = compiled_kernel(text.replace("%envreg1", "%tid.x"), "k", "")
+    assert plain is not None
+    assert not plain.waits_for_grid
+    assert compiled_kernel(text, "declared", "") is None
