@@ -240,10 +240,10 @@ class Implementation:
         mentioned |= {name for e in mentioning if e for name in names_in(e, "header")}
         mentioned |= {m.strip() for a in self.arguments for m in re.findall(r"\{(.*?)\}", a)}
         for key, value in op.attributes.items():
-            if key in mentioned or key in _OF_GRAPHS or value in ("", False, None):
+            if key in mentioned or key in _OF_GRAPHS or value is False:
                 continue
             if isinstance(value, str):
-                if _NEUTRAL_TEXT.get(key) == value:
+                if value == _NEUTRAL_TEXT.get(key, ""):
                     continue
                 raise ConfigError(f"{what}: the op's {key} is '{value}', which the kernel does not "
                                   f"get: say for which it is made, where = \"{key} == '{value}'\"")

@@ -343,6 +343,36 @@ def test_a_pointers_type_by_any_of_its_names(dtype: str, ctype: str, right: bool
         Implementation._check_type(own, parameter, op, plan, "mine")
 
 
+STOCHASTIC = {"stochastic": True, "stream": 2}
+
+
+@pytest.mark.parametrize(("attributes", "taken", "refused"), [
+    ({"lr": 0.1}, {}, "lr = 0.1.* add a parameter float lr"), ({"n": 3}, {}, "parameter int n"),
+    ({"lr": 0.0}, {}, "parameter float lr"), ({"n": 0}, {}, "parameter int n"),
+    ({"flag": True}, {}, "parameter bool flag"), ({"flag": False, "text": "", "x": None}, {}, ""),
+    ({"lr": 0.1}, {"parameters": ("lr",)}, ""), ({"lr": 0.1}, {"where": "lr < 1"}, ""),
+    ({"lr": 0.1}, {"require": ["lr < 1"]}, ""), ({"lr": 0.1}, {"values": {"step": "-lr"}}, ""),
+    ({"lr": 0.1}, {"arguments": ["{dw}", "{ lr }"]}, ""),
+    ({"compute": "float32"}, {}, ""), ({"compute": "tf32"}, {}, "compute is 'tf32', which"),
+    ({"alpha": 1.0, "beta": 0.0, "decay": 0.0, "copy_scale": 1.0}, {}, ""),
+    ({"alpha": 0.0}, {}, "float alpha"), ({"beta": 0.5}, {}, "float beta"),
+    ({"seed": 3, "stream": 2}, {}, ""), (STOCHASTIC, {}, "bool stochastic"),
+    (STOCHASTIC, {"parameters": ("stochastic",)}, "int stream"),
+    (STOCHASTIC, {"parameters": ("stochastic", "stream")}, ""),
+    ({"offset": 3}, {}, ""), ({"offset": 3}, {"operands": {"cursor": "c"}}, "int offset"),
+    ({"offset": 3}, {"operands": {"cursor": "c"}, "parameters": ("offset",)}, ""),
+    ({"urgent": True}, {}, "")])
+def test_every_number_of_the_op_that_matters_reaches_the_kernel(
+        attributes: dict[str, Any], taken: dict[str, Any], refused: str) -> None:
+    own: Any = SimpleNamespace(how={"where": taken.get("where", "")}, **{
+        "require": [], "values": {}, "arguments": [], **taken})
+    op: Any = SimpleNamespace(attributes=attributes, operands=taken.get("operands", {}))
+    signature: Any = SimpleNamespace(parameters=[
+        SimpleNamespace(name=name) for name in taken.get("parameters", ())])
+    with pytest.raises(ConfigError, match=refused) if refused else nullcontext():
+        Implementation._check_numbers(own, op, {}, signature, "mine")
+
+
 @pytest.mark.parametrize(("words", "message"), [
     ("bias_relu=yours", "there is no such kernel; name a file with a header"),
     ("bias_relu", "needs a value: bias_relu=NAME"),
