@@ -135,6 +135,8 @@ def test_values_that_do_not_fit() -> None:
     for wrong, message in [
         (bytes(12), "'S' has 16 bytes, not 12"), (5, "structured scalar or its 16 bytes, not 5"),
         (np.float32(1), "structured scalar"),
+        (np.zeros(2), "structured scalar"), (np.zeros(2, np.int32), "structured scalar"),
+        (1j, "structured scalar"), (np.complex128(1), "structured scalar"),
         (np.zeros(1, [("n", "i4")])[0], "has the member 'x', and the value has not"),
         (np.zeros(1, [("n", "i4"), ("x", "f8")])[0], "'x' .* float64 at byte 8.* at byte 4"),
         (np.zeros(1, [("n", "i4"), ("x", "f4")])[0], "'x' .* is float64 .* is float32"),
@@ -143,6 +145,18 @@ def test_values_that_do_not_fit() -> None:
     ]:
         with pytest.raises(ConfigError, match=message):
             found.packed(wrong)
+
+
+@pytest.mark.parametrize("members", [
+    "float x; int n;", "int n; float x;", "double x; long long n;", "long long n; double x;"])
+def test_numbers_of_one_type_are_no_struct_of_several(members: str) -> None:
+    found = struct_of(f"struct S {{ {members} }};")
+    for kind in (np.float32, np.int32, np.float64, np.int64, np.complex64, np.complex128):
+        for wrong in (np.zeros(2, kind), kind(1), np.zeros(1, kind), np.zeros(3, kind)):
+            with pytest.raises(ConfigError, match="structured scalar"):
+                found.packed(wrong)
+    with pytest.raises(ConfigError, match="structured scalar"):
+        found.packed(1 + 2j)
 
 
 # -- launches -------------------------------------------------------------------------------------

@@ -108,9 +108,10 @@ class Struct:
             if converted.shape == () and converted.dtype.names and self.members:
                 self.check(converted.dtype)
                 return converted.tobytes()
-            fits = converted.dtype == plain if converted.shape == (len(self.members),) else \
-                not converted.shape and (not self.members or converted.dtype == number)
-            if fits and converted.nbytes == self.size:
+            wanted = plain if converted.shape == (len(self.members),) else \
+                number if not converted.shape else None
+            fits = wanted is not None and converted.dtype == wanted  # float64 equals None
+            if (fits or not (self.members or converted.shape)) and converted.nbytes == self.size:
                 return converted.tobytes()
         takes = "a NumPy structured scalar or its" if self.members else \
             "a NumPy scalar of its size, structured or not, or its"
