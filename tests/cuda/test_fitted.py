@@ -36,6 +36,13 @@ def test_what_was_kept_is_read_for_that_gpu_alone(cache: Path) -> None:
     assert kept("NVIDIA A100-PCIE-40GB") == {}
 
 
+@pytest.mark.parametrize(("gpu", "name"), [
+    ("NVIDIA GeForce RTX 4090 (Laptop)", "nvidia-geforce-rtx-4090-laptop"), ("(A.1)", "a.1"),
+    ("H100 80GB HBM3", "h100-80gb-hbm3"), ("Tesla T4 MIG 1g.5gb", "tesla-t4-mig-1g.5gb")])
+def test_a_file_has_the_name_of_its_gpu(cache: Path, gpu: str, name: str) -> None:
+    assert path_of(gpu) == cache / "floors" / f"costs-{name}.json"
+
+
 @pytest.mark.parametrize("spoil", [
     lambda text: text[:-9], lambda text: "[]", lambda text: text.replace('"costs"', '"floors"'),
     lambda text: text.replace("A100", "H100"), lambda text: text.replace("1234.5", "-1"),

@@ -15,6 +15,7 @@ import pytest
 
 import rawnn
 from rawnn.common.errors import CompileError, ConfigError, DeviceError
+from rawnn.cuda.compiling.signature import find_kernel, parse_kernels
 from rawnn.cuda.device import Device
 from rawnn.lab import Work, simulated
 from rawnn.lab.kernel_source import Source
@@ -185,6 +186,10 @@ def test_kernels_in_namespaces(device: Device) -> None:
     x = rawnn.empty(1, np.float16, device=device)
     kernel[1, 32](x, 1)
     assert x.numpy() == [2]
+    for wrong in ("b::k", "::k", "a::k"):
+        with pytest.raises(ConfigError, match="it is in a namespace, write 'a::b::k'"):
+            find_kernel(parse_kernels("namespace a { namespace b { __global__ void k() {} } }"),
+                        wrong)
     with pytest.raises(ConfigError, match="it is in a namespace, write 'a::b::k'"):
         rawnn.Kernel(INNER, "k<half, 2>", device=device)
     with pytest.raises(ConfigError, match="did you mean 'a::b::k'"):

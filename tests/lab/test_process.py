@@ -24,7 +24,7 @@ from rawnn.lab.kernel import Recipe
 from rawnn.lab.kernel_problem import Launching
 from rawnn.lab.parameter_roles import problem_of
 from rawnn.lab.red_zones import Image
-from rawnn.lab.subprocess_runner import ProcessEnded, SeparateProcess, runner_for
+from rawnn.lab.subprocess_runner import ProcessEnded, SeparateProcess, runner_for, serve
 from rawnn.lab.watchdog import Watchdog
 from rawnn.sim import register
 from tests.lab.cheats import WRITE, Cheat, doubled, plain
@@ -88,6 +88,28 @@ def test_what_is_asked_reaches_the_process(device: Device, monkeypatch: pytest.M
             apart.measure(None, [], False), apart.empty(4), apart.free()] == [1, 2, 3, 4, 5]
     assert asked == [("run", launch, {"x": image}, {"n": 3}), ("measure", launch, [sample], True),
                      ("measure", None, [], False), ("empty", 4), ("free",)]
+
+
+@pytest.mark.parametrize(("error", "said"), [
+    (DeviceError("it is gone"), "it is gone"), (KeyError("x"), "KeyError: 'x'"),
+    (SystemExit(3), "SystemExit: 3")])
+def test_what_fails_in_a_process_is_said_as_it_was(error: BaseException, said: str) -> None:
+    def fails(*given: Any) -> None:
+        raise error
+
+    here: Any = SimpleNamespace(free=lambda: 5, run=fails)
+    ours, theirs = Pipe()
+    for name in ("run", "free", "none"):
+        ours.send((name, ()))
+    thread = threading.Thread(target=serve, args=(theirs, here))
+    thread.start()
+    kind, value = ours.recv()
+    assert (kind, type(value), str(value)) == ("error", ProcessEnded, said)
+    assert ours.recv() == ("done", 5)
+    assert "has no attribute 'none'" in str(ours.recv()[1])
+    ours.close()
+    thread.join(20)
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize(("has_reference", "limit"), [(False, None), (True, None), (True, 0.5)])

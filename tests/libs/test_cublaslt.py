@@ -79,11 +79,12 @@ class Bindings(types.ModuleType):
 
     def matmul_algo_get_heuristic(self, *arguments: int) -> None:
         self._call(*arguments[:-2])
-        results, count = arguments[-2:]
-        result = cublaslt._HeuristicResult.from_address(results)
-        result.algo[:] = [1] * 8
-        result.workspace_size, result.state, result.waves = 512, 0, 0.25
-        ctypes.c_int.from_address(count).value = 1
+        requested, results, count = arguments[-3:]
+        given = min(requested, 2)
+        for number, result in enumerate((cublaslt._HeuristicResult * given).from_address(results)):
+            result.algo[:] = [1 + number] * 8
+            result.workspace_size, result.state, result.waves = 512, number, 0.25
+        ctypes.c_int.from_address(count).value = given
 
 
 @pytest.fixture
@@ -107,9 +108,10 @@ def test_every_call_passes_plain_values_on(bindings: Bindings) -> None:
     assert lt.cublasLtMatmulPreferenceSetAttribute(42, "MAX_WORKSPACE_BYTES", 1 << 33) == (0,)
     assert lt.cublasLtMatmulPreferenceSetAttribute(42, "REDUCTION_SCHEME_MASK", 7) == (0,)
     assert lt.cublasLtMatmul(*range(16)) == (0,)
-    assert lt.cublasLtMatmulAlgoGetHeuristic(*range(7), 2) == (
-        0, [Heuristic((1).to_bytes(8, "little") * 8, 512, 0, 0.25)]
-    )
+    known = [Heuristic((n + 1).to_bytes(8, "little") * 8, 512, n, 0.25) for n in range(2)]
+    for requested in (2, 1, 3):
+        assert lt.cublasLtMatmulAlgoGetHeuristic(*range(7), requested) == (0, known[:requested])
+    del bindings.seen[-2:]
     assert bindings.seen == [
         (), (77, 0), (42, 3, b"\1\0\0\0"), (42, 8, (1 << 40).to_bytes(8, "little")),
         (14, 10, 20, 12), (), (42, 1, (1 << 33).to_bytes(8, "little")), (42, 3, b"\7\0\0\0"),

@@ -94,6 +94,13 @@ def test_calls_reach_the_bindings_as_they_are(bindings: Bindings) -> None:
     ]
 
 
+def test_a_status_has_its_name_or_its_number(bindings: Bindings) -> None:
+    said = "unhandled cuda error; last error: the cable is out"
+    for number, name in ((0, "ncclSuccess"), (5, "ncclInvalidUsage"), (8, "ncclTimeout"),
+                         (9, "ncclResult 9"), (100, "ncclResult 100")):
+        assert Nccl().error_text(number) == (name, said)
+
+
 @pytest.mark.parametrize(("call", "given", "binding", "passed"), [
     ("ncclCommDestroy", ("c",), "comm_destroy", ("c",)),
     ("ncclCommAbort", ("c",), "comm_abort", ("c",)),

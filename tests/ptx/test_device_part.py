@@ -184,7 +184,7 @@ void run() { each<Sub, 4><<<1, 2>>>(x, Sub()); }
 def test_kernels_that_launch_kernels_are_named() -> None:
     text = ("__global__ void child(int* x) { x[0] = 1; }\n"
             "__device__ void start(int* x) { child<<<1, 1>>>(x); }\n"
-            "__global__ void parent(int* x) { start(x); }\n")
+            "__global__ void parent(int* x) {\n  start(x);\n}\n")
     assert find_dynamic_kernels(text) == {"start": 2, "parent": 3}
     found, left = part(text)
     assert found == text.split("\n")[0] + "\n" + blank("\n".join(text.split("\n")[1:]))
