@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,22 @@ def test_a_device_describes_itself(device: Device) -> None:
     assert (machine.no_gpu, machine.compute_capability, machine.driver) == (None, (9, 0), 13000)
     assert machine.has_package("nvidia.cudnn")  # the simulation brings every library
     assert not device.backend.cache
+
+
+@pytest.mark.parametrize(("text", "driver"), [
+    (None, "unknown"), ("NVRM version: none", "unknown"),
+    ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104  Sat Aug\n", "535.104"),
+    ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\n"
+     "GCC version:  gcc version 11.4.0\n", "580.159.04")])
+def test_the_kernel_module_says_its_version(monkeypatch: pytest.MonkeyPatch, text: str | None,
+                                            driver: str) -> None:
+    monkeypatch.setattr("rawnn.cuda.device.Path", lambda name: SimpleNamespace(
+        exists=lambda: text is not None, read_text=lambda: text))
+    simulation, backend = opened()
+    device = Device(backend)
+    assert device.info.driver == driver
+    device.close()
+    simulation.assert_clean()
 
 
 @pytest.mark.parametrize(("number", "text"), [(12090, "12.9"), (13000, "13.0"), (11080, "11.8")])
