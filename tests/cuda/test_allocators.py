@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -158,7 +159,9 @@ def test_the_driver_keeps_the_pool_across_synchronizations(device: Device) -> No
     driver.cuMemPoolTrimTo(pool, 0)
     assert allocator.statistics().reserved == 2 * MIB
     assert allocator.release_cached() == 2 * MIB
-    allocator.allocate(MIB, "left")
+    left = allocator.allocate(MIB, "left")
+    allocator.free(replace(left, purpose="what lay at its place before"))
+    assert device.memory.current == MIB
     allocator.close()
     allocator.close()
     assert driver.cuMemPoolGetAttribute(pool, "RELEASE_THRESHOLD") == (0, 12345)

@@ -98,3 +98,15 @@ def test_random_expressions_have_the_value_that_python_gives_them() -> None:
             assert (found, type(found)) == (wanted, type(wanted)), text
             valued += 1
     assert valued > 1000
+
+
+@pytest.mark.parametrize(("given", "least", "found"), [
+    (0, 0, 0), (-1, 0, None), (1, 1, 1), (0, 1, None), (-1, 1, None), ("n", 0, 3), ("n / 3", 1, 1),
+    ("n - 3", 0, 0), ("n - 3", 1, None), ("n - 4", 0, None), ("n / 2", 0, None), (True, 0, None),
+    (2.0, 1, 2), (2.5, 1, None)])
+def test_a_whole_number_has_its_least_value(given: Any, least: int, found: int | None) -> None:
+    if found is None:
+        with pytest.raises(ConfigError, match=f"a whole number of at least {least}"):
+            whole(given, {"n": 3}, "shared", least)
+    else:
+        assert whole(given, {"n": 3}, "shared", least) == found

@@ -68,6 +68,12 @@ def test_racecheck() -> None:
     assert len(warned.complaints) == 1
 
 
+def test_errors_of_all_processes_count() -> None:
+    text = "".join(f"========= ERROR SUMMARY: {count} errors\n" for count in (2, 0, 3, 0))
+    found = sanitizer.parsed("memcheck", ["a"], text, 0)
+    assert (found.errors, bool(found)) == (5, False)
+
+
 def test_a_clean_run_and_one_that_failed() -> None:
     clean = sanitizer.parsed("initcheck", ["a"], CLEAN, 0)
     assert clean

@@ -8,8 +8,9 @@ import pytest
 from rawnn.common.errors import CompileError, MissingLibrary
 from rawnn.cuda.compiling import headers
 from rawnn.cuda.compiling.cache import CubinCache
-from rawnn.cuda.compiling.compile import Compiled, compile_source
+from rawnn.cuda.compiling.compile import Compiled, _search_paths, compile_source
 from rawnn.cuda.errors import CallFailed
+from rawnn.ptx import INCLUDE
 from tests import requires
 
 SOURCE = """#include "scale.cuh"
@@ -394,3 +395,13 @@ def test_a_failed_call_is_named_and_the_program_destroyed(folder, cache, call):
 
 def test_warnings_are_kept_in_the_log(folder):
     assert build(FakeNvrtc(log="kernel.cu(3): warning: x\n"), folder).log.endswith("warning: x")
+
+
+def test_includes_are_looked_for_in_folders_of_options_too(tmp_path: Path) -> None:
+    """Behind the file's own, ahead of those that are named; each once."""
+    file = tmp_path / "own.cu"
+    file.write_text("")
+    options = ("-Ione", "-DX=-Inone", "--include-path=two", "-Ione", "--include")
+    assert _search_paths(str(file), [Path("three"), Path("two")], options) == [
+        tmp_path, Path("one"), Path("two"), Path("three"), *INCLUDE]
+    assert _search_paths("kernel.cu", [], ()) == [*INCLUDE]

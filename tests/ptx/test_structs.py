@@ -328,6 +328,9 @@ def test_variables_and_their_bytes() -> None:
     assert one.layout is not None
     assert [(m.name, m.offset) for m in one.layout.members] == [("x", 0), ("y", 8)]
     assert find_symbol(CODE, "gone") is None
+    longer = find_symbol("__device__ int taps2[5]; __device__ float taps[3];", "taps")
+    assert longer is not None
+    assert (longer.name, longer.shape) == ("taps", (3,))
     unknown = find_symbol("__device__ int u[sizeof(int)]; __device__ Hidden h;", "u")
     assert unknown is not None
     assert (unknown.shape, unknown.nbytes) == (None, None)

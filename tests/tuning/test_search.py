@@ -15,7 +15,7 @@ from rawnn.engine.machine import machine_of
 from rawnn.engine.runners.prepared_run import PreparedRun
 from rawnn.model.layers import Network
 from rawnn.model.optimizers import Optimizer
-from rawnn.opts import TOGGLES
+from rawnn.opts import TOGGLES, select
 from rawnn.opts.registry import Machine
 from rawnn.plan.recipe import Recipe
 from rawnn.tuning import search
@@ -170,6 +170,17 @@ def test_training_is_measured_and_the_device_left_clean(device: Device, task: Ta
     assert [m.toggles for m in messages] == list(found.found)
     assert all(m.us > 0 for m in found.fastest())
     assert any(m.same_as is not None for m in found.found.values())  # mma=sync, where auto is it
+
+
+def test_toggles_are_selected_for_the_batch_that_is_measured(
+        task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(search, "select", lambda words, network, steps, machine, **more: (
+        asked.append((words, network, steps, machine, more)),
+        select(words, network, steps, machine, **more))[1])
+    task.prepare("mma,fuse")
+    assert asked == [("preload,arena,nosync,mma,fuse,bf16,graphs=epoch", NETWORK, 4, task.machine,
+                      {"batch": 8})]
 
 
 def test_of_sets_with_one_plan_the_shortest_is_named(device: Device, task: Task) -> None:
