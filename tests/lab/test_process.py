@@ -101,7 +101,7 @@ def test_what_fails_in_a_process_is_said_as_it_was(error: BaseException, said: s
     ours, theirs = Pipe()
     for name in ("run", "free", "none"):
         ours.send((name, ()))
-    thread = threading.Thread(target=serve, args=(theirs, here))
+    thread = threading.Thread(target=serve, args=(theirs, here), daemon=True)
     thread.start()
     kind, value = ours.recv()
     assert (kind, type(value), str(value)) == ("error", ProcessEnded, said)
