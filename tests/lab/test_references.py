@@ -120,8 +120,8 @@ def test_a_reference_of_which_no_array_can_be_made_is_refused(device: Device) ->
 
 def test_whole_numbers_of_perturbed_inputs_need_not_be_whole(device: Device) -> None:
     """The check perturbs float inputs to find the size of terms: not what the reference means."""
-    kernel = rawnn.Kernel("""__global__ void lab_whole(const float* x, float* z, int* y, int n) {
-        y[threadIdx.x] = x[threadIdx.x]; z[threadIdx.x] = x[threadIdx.x]; }""", "lab_whole",
+    kernel = rawnn.Kernel("""__global__ void lab_inexact(const float* x, float* z, int* y, int n) {
+        y[threadIdx.x] = x[threadIdx.x]; z[threadIdx.x] = x[threadIdx.x]; }""", "lab_inexact",
                           device=device)
     assert rawnn.check(kernel, lambda x: {"y": x, "z": x}, grid=1, block="n", sizes={"n": [1, 40]},
                        inputs={"x": lambda generator, shape: generator.integers(1, 9, shape)})

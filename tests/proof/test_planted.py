@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.timeout(120),
               pytest.mark.filterwarnings("ignore::RuntimeWarning")]  # nonsense in, nonsense out
 
 
-ONE_IN = 1 if FULL else 10
+ONE_IN = 1 if FULL else 16
 
 
 @pytest.mark.parametrize("plan", PLANS)

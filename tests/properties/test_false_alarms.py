@@ -151,7 +151,7 @@ def test_correct_shardings_are_not_refused(sample: Sample) -> None:
 
 
 @requires.GXX
-@examples(2)
+@examples(1)
 @given(sample=kernels())
 def test_correct_kernels_are_not_refused(tmp_path_factory: pytest.TempPathFactory,
                                          sample: tuple[tuple[Any, ...], int]) -> None:

@@ -21,7 +21,7 @@ KNOWN = {
     "bfloat16 pairs swapped": ("primitives/types.cuh", "pair", 1),
 }
 KINDS = ("barrier", "wait", "exchange", "generation", "meeting", "turn", "fence")
-DRAWN = 3
+DRAWN = 2
 SEED = 20 + SLICE
 
 

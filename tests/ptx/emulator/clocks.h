@@ -6,6 +6,8 @@
 // never changes once made, so that threads share it: after a barrier all have the same one.
 #pragma once
 
+#include <malloc.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -23,6 +25,7 @@ class Arena {
   ~Arena() { clear(); }
   void clear() {
     for (void* part : parts_) std::free(part);
+    if (bytes_ > std::size_t{64} << 20) malloc_trim(0);  // back to the system
     parts_.clear();
     left_ = 0;
     bytes_ = 0;
