@@ -40,7 +40,8 @@ from tests.slices import SLICE
 @pytest.mark.parametrize(("types", "wanted"), [
     ("FFF", (REPLICATED_LAYER, REPLICATED_LAYER)), ("FSF", (COLUMN_PARALLEL, ROW_PARALLEL)),
     ("FGF", (COLUMN_PARALLEL, REPLICATED_LAYER)), ("SFS", (ROW_PARALLEL, COLUMN_PARALLEL)),
-    ("FSS", None), ("SGF", None),
+    ("FSE", (COLUMN_PARALLEL, ROW_PARALLEL)), ("FSS", None), ("SGF", None), ("FE", None),
+    ("GE", None), ("EF", None), ("ES", None), ("SEF", None),
 ])
 def test_the_types_of_boundaries_say_who_does_what(
         types: str, wanted: tuple[str, ...] | None) -> None:

@@ -131,6 +131,7 @@ def tiles(p: GemmShape, target: Target) -> Lines:
             f"{name} {spelled(tile)} {short(cycles(p, tile, target))} of {len(finite)} with a "
             f"mean of {short(sum(finite) / max(len(finite), 1))}"
         )
+        assert mma.predicted(name, p, target) == cycles(p, tile, target)
     if hopper and p.size > 1:
         yield f"by wgmma {mma.wgmma_is_faster(p, target)}"
         yield f"scaled {mma.scaled_is_faster(p, target)}"

@@ -128,10 +128,13 @@ def parts_of_steps() -> Lines:
 
 @record
 def written_kernels_that_stream() -> Lines:
-    for layers, batch, bias in (((64, 48, 48, 16), 16, True), ((72, 64, 64, 64, 64, 7), 64, False),
-                                ((784, 256, 256, 256, 10), 128, True)):
+    for layers, batch, bias, peers in (
+            ((64, 48, 48, 16), 16, True, 1), ((72, 64, 64, 64, 64, 7), 64, False, 1),
+            ((784, 256, 256, 256, 10), 128, True, 1), ((64, 64, 64, 16), 32, True, 2),
+            ((72, 96, 96, 7), 64, False, 3)):
         p = problem(layers, batch, "bf16", {"activation": "tanh", "bias": bias}, shuffle=True)
-        d = Sharding(p, layers[1] // 8, 1, 512, f"F{'G' * (p.depth - 1)}F", transport=STREAM)
+        d = Sharding(p, layers[1] // 8, 1, 512, f"F{'G' * (p.depth - 1)}F", transport=STREAM,
+                     peers=peers)
         layout = layout_of(d, HOPPER.shared)
         yield written(d.text, streamed_source(layout, "train_steps"))
         epoch = replace(layout, has_epoch_boundary=True)

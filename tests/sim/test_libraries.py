@@ -126,13 +126,16 @@ def test_no_workspace_where_none_is_allowed_or_k_is_not_split(device: Device) ->
 
 @pytest.mark.parametrize(("k", "limit", "requested", "workspaces"), [
     (512, 32 << 10, 1, [32 << 10]), (512, 32 << 10, 2, [32 << 10, 0]),
-    (512, 32 << 10, 9, [32 << 10, 0]), (512, (32 << 10) - 1, 9, [0]), (511, 32 << 10, 9, [0])])
+    (512, 32 << 10, 9, [32 << 10, 0]), (512, (32 << 10) - 1, 9, [0]), (511, 32 << 10, 9, [0]),
+    (512, None, 9, [0])])
 def test_a_heuristic_has_at_most_as_many_results_as_are_asked_for(
-        device: Device, k: int, limit: int, requested: int, workspaces: list[int]) -> None:
+        device: Device, k: int, limit: int | None, requested: int, workspaces: list[int]) -> None:
     api = device.backend.cublaslt()
     handle, desc = api.cublasLtCreate()[1], api.cublasLtMatmulDescCreate("32F", "R_32F")[1]
     wishes = api.cublasLtMatmulPreferenceCreate()[1]
-    assert api.cublasLtMatmulPreferenceSetAttribute(wishes, "MAX_WORKSPACE_BYTES", limit) == (0,)
+    if limit is not None:
+        assert api.cublasLtMatmulPreferenceSetAttribute(
+            wishes, "MAX_WORKSPACE_BYTES", limit) == (0,)
     a, b, c = (api.cublasLtMatrixLayoutCreate("R_32F", rows, cols, rows)[1]
                for rows, cols in ((4, k), (k, 4), (4, 4)))
     code, found = api.cublasLtMatmulAlgoGetHeuristic(handle, desc, a, b, c, c, wishes, requested)

@@ -114,6 +114,15 @@ def test_blocking_streams_and_the_default_stream_wait_for_each_other(seed: int) 
     device._check("cuMemcpyDtoDAsync", b, a, 32, 0)
     device._check("cuStreamSynchronize", 0)
     assert (read(device, b) == 3).all()
+    graph = Graph(device.driver, device.context)
+    relu(device, b, z).add_to(graph, [], 0)
+    device._check("cuMemcpyDtoDAsync", b, a, 32, 0)
+    executable = graph.instantiate("one kernel")
+    executable.launch(blocking)
+    blocking.synchronize()
+    assert (read(device, z) == 3).all()
+    executable.close()
+    graph.close()
 
 
 def diamond(device: Device, drop: tuple[int, int] | None) -> None:

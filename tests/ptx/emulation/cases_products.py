@@ -139,6 +139,14 @@ def check_weight_update(emulator: Emulator, rng: np.random.Generator) -> None:
                       sum_bound(size, k) + 4 * sum_bound(np.abs(bias_before), 1))
             else:
                 assert np.array_equal(bias, bias_before), "a bias that was not given"
+            kept = w.copy(), copy.copy(), bias.copy()
+            emulator.call(
+                expression, (-(-n // side), -(-m // side)), (side, side), dz=dz, x=x, w=w, m=m,
+                n=n, k=k, lr=lr, decay=decay, copy_scale=8.0, overflow=np.ones(1, np.int32),
+                **{**optional, "copy": copy, "bias": bias},
+            )  # fmt: skip
+            for left, found in zip(kept, (w, copy, bias), strict=True):
+                assert left.tobytes() == found.tobytes(), "an overflow leaves the update out"
 
 
 def check_slices_sgd(emulator: Emulator, rng: np.random.Generator) -> None:
