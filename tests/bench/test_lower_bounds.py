@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -201,6 +202,23 @@ def test_what_probes_are_given_is_as_they_need_it(device: Device) -> None:
         products = probing.kernel(stack, tiles, 3, {}, words=words)
         assert seen(products.values["words"], "u4", 192) == words.tolist()
         assert products.values["threads"] == 3 * probes.THREADS
+
+
+def test_the_work_of_a_rate_is_that_of_the_blocks_that_run(device: Device) -> None:
+    """Of each launch: operations of a block times blocks, and bytes read, or read and written."""
+    with ProbeDevice(device) as probing:
+        whole = probing.target.multiprocessors
+        for each in lower_bounds._arithmetic(probing):
+            assert each.unit == "TFLOP/s"
+            assert isinstance(each.make, partial)
+            given = each.make.keywords
+            assert each.work == given["probe"].operations * given["blocks"], each.name
+            assert given["blocks"] in (whole, whole * probes.MOST_BLOCKS)
+        for each in lower_bounds._memory(probing, SIMULATED):
+            assert each.unit == "GB/s"
+            assert isinstance(each.make, partial)
+            times = 2 if each.name == "copy" else 1
+            assert each.work == times * each.make.keywords["nbytes"], each.name
 
 
 def test_constants_are_kept_by_gpu_and_driver_and_never_taken_for_another() -> None:

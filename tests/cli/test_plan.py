@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rawnn.cli.costs import _us
 from tests.cli.conftest import Rawnn
 
 
@@ -46,6 +47,10 @@ def test_costs_need_no_graph(rawnn: Rawnn, monkeypatch: pytest.MonkeyPatch) -> N
     done = rawnn("plan", "--cost", "--opt", "preload,graphs=epoch", "--batch", "1")
     assert done.status == 0, done.err
     assert "the step" in done.out
+
+
+def test_no_time_is_not_an_unknown_one() -> None:
+    assert [_us(us) for us in (None, 0.0, 1.234)] == ["", "0.00", "1.23"]
 
 
 def test_a_loop_is_called_one(rawnn: Rawnn) -> None:

@@ -168,6 +168,19 @@ def test_integer_names_of_training_and_validation_are_compared() -> None:
     assert from_arrays((first, y), (x, y)).feature_names == ()
 
 
+def test_named_columns_go_by_position_where_training_had_no_names() -> None:
+    pandas = requires.module("pandas")
+    x = np.arange(8.0).reshape(4, 2)
+    for frame in (pandas.DataFrame(x, columns=["b", "a"]), {"b": x[:, 0], "a": x[:, 1]}):
+        found = read_inputs(frame, "X", (), 2)
+        assert found.names == ("b", "a")
+        np.testing.assert_array_equal(found.array, x)
+    swapped = read_inputs(pandas.DataFrame(x)[[1, 0]], "X", (), 2)
+    np.testing.assert_array_equal(swapped.array, x)
+    with pytest.raises(DataError, match="X have no column '0'"):
+        read_inputs(pandas.DataFrame(x, columns=[1, 2]), "X", (), 2)
+
+
 def test_a_number_that_is_not_finite_is_named_by_its_column() -> None:
     with pytest.raises(DataError, match=r"hold inf \(row 1, column 'b'\)"):
         from_arrays(({"a": [1, 2], "b": [1, np.inf]}, [0, 1]))

@@ -44,17 +44,19 @@ def check(data: dataset.Dataset, small) -> None:
 
 
 @pytest.mark.parametrize("zipped", [False, True])
-@pytest.mark.parametrize("name", ["mnist", "idx"])
+@pytest.mark.parametrize(("name", "below"), [("mnist", ""), ("idx", ""), ("mnist", "mnist"),
+                                             ("idx", "idx")])
 def test_an_explicit_directory(
-    small, pin, tmp_path: Path, cache: Path, name: str, zipped: bool
+    small, pin, tmp_path: Path, cache: Path, name: str, below: str, zipped: bool
 ) -> None:
     pin(small.entry())
-    directory = small.write(tmp_path / "set", zipped)
+    directory = tmp_path / "set"
+    small.write(directory / below, zipped)
     for _ in range(2):
         data = load(name, directory, cache)
         check(data, small)
         assert (data.name, data.own) == (name, name == "idx")
-        assert data.source == f"{directory} (--data)"
+        assert data.source == f"{directory / below} (--data)"
 
 
 def test_the_environment_names_a_directory(small, tmp_path, cache, monkeypatch) -> None:

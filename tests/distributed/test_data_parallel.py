@@ -13,6 +13,7 @@ import pytest
 
 from rawnn.common.errors import ConfigError
 from rawnn.cuda.device import Device
+from rawnn.cuda.libs.calls import CollectiveCall
 from rawnn.distributed import Team
 from rawnn.engine.parallel import compare_with_one_rank, metrics, predict_scaling
 from rawnn.engine.runners.gpu import GpuRunner
@@ -230,6 +231,18 @@ def test_more_than_two_ranks_share_rows_where_copy_engines_gather_them(
     for one, other in zip(found, whole, strict=True):
         for name, array in other.state.items():
             np.testing.assert_allclose(one.state[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_collectives_of_graphs_have_a_stream_of_high_priority(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[Any, ...]] = []
+    init = CollectiveCall.__init__
+    monkeypatch.setattr(CollectiveCall, "__init__",
+                        lambda self, *given: (made.append(given), init(self, *given))[1])
+    on_simulated("preload,graphs=epoch,streams,nccl", (29, 24, 4),
+                 random_dataset(29, 4, train=24, test=4), 12, 2)
+    assert made
+    assert all(urgent.priority < 0 and stream.priority == 0 for _, stream, *_, urgent in made)
 
 
 @pytest.mark.parametrize(("more", "ranks"), sliced(product(

@@ -175,6 +175,19 @@ def test_a_loop_runs_as_long_as_its_flag(device: Device, rounds: int) -> None:
     assert "subgraph cluster_n1" in g.dot()
 
 
+def test_a_graph_may_begin_with_a_loop_or_a_branch(device: Device) -> None:
+    add, count = kernels(device)
+    x, y = vector(device, 1), vector(device, 0)
+    for kind in ("while_", "if_"):
+        flag = rawnn.array([1], np.int32, device=device)
+        with rawnn.Graph() as g, getattr(g, kind)(flag):
+            add(y, x, 1.0, N)
+            count(flag)
+        assert g.device is device
+        g.launch()
+    assert (y.numpy() == 2).all()
+
+
 @pytest.mark.parametrize("flag", [0, 7])
 def test_a_branch_runs_if_its_flag_is_set_within_a_loop(device: Device, flag: int) -> None:
     add, count = kernels(device)
@@ -244,6 +257,8 @@ def test_what_is_wrong_is_said(device: Device) -> None:
                 (lambda: g.fill(y, 256), "a byte, 0 to 255"),
                 (lambda: g.while_(x).__enter__(), "an int32 array of at least one element"),
                 (lambda: g.fill(vector(other, 1), 0), "a graph is of one device"),
+                (lambda: g.while_(vector(other, 1, dtype=np.int32)).__enter__(),
+                 "a graph is of one device"),
                 (lambda: g.launch(), "the graph is still being written")):
             with pytest.raises(ConfigError, match=message):
                 wrong()

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from rawnn.common.tolerances import TENSOR_CORE, of_op
 from rawnn.lab.ops import Examined, Outcome, fill_operands, tolerance_of
+from rawnn.model.optimizers import Optimizer
 from tests.catalogue import Variant
 
 DRAWS = 64
@@ -47,6 +48,20 @@ def test_a_softmaxs_gradient_in_tf32_is_as_near_as_its_logits_let_it_be() -> Non
     of_a_sum = of_op("float32", int(op.attributes["k"]), "tf32", TENSOR_CORE)
     assert max(errors) > of_a_sum, "as any sum it would be refused"
     assert np.median(errors) < of_a_sum
+
+
+def test_only_means_of_squares_are_drawn_without_a_sign() -> None:
+    """Adam's second moment is none below 0; a velocity, Adam's mean and weights are both."""
+    for kind, optimizer in (("adam", Optimizer("adam", 1e-3)),
+                            ("momentum", Optimizer("sgd", 0.1, {"momentum": 0.9}))):
+        variant = Variant((16, 32, 10), 32, recipe={"optimizer": optimizer})
+        op, plan = next((op, plan) for plan in variant.plans("") for op in plan.ops
+                        if op.kind == kind and len(plan[op.operands["w"]].shape) == 2)
+        drawn = fill_operands(op, plan, 0)
+        for role, name in op.operands.items():
+            if role in ("w", "m", "v", "dw") and plan[name].floating:
+                below = drawn[name].min() < 0
+                assert below == ((kind, role) != ("adam", "v")), (kind, role)
 
 
 @pytest.mark.parametrize(("errors", "trespasses", "right"), [

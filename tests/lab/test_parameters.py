@@ -19,6 +19,7 @@ from rawnn.cuda.compiling.signature import find_kernel, parse_kernels
 from rawnn.cuda.device import Device
 from rawnn.lab import Work, simulated
 from rawnn.lab.kernel_source import Source
+from rawnn.lab.parameter_roles import problem_of
 from rawnn.sim import register
 from tests import requires
 
@@ -218,6 +219,14 @@ def test_arguments_by_name(scaled: rawnn.Kernel) -> None:
     assert y.numpy().tolist() == [5, 10]
     scaled.bind(1, 32, x, y, n=2, lambda_=6)()
     assert y.numpy().tolist() == [6, 12]
+
+
+def test_an_array_without_a_shape_is_as_long_as_the_only_size(device: Device) -> None:
+    kernel = rawnn.Kernel("""__global__ void lab_only_size(const float2* x, float* y, int count) {
+        if (threadIdx.x < count) y[threadIdx.x] = x[threadIdx.x].x; }""", "lab_only_size",
+                          device=device)
+    problem = problem_of(kernel, Work(lambda x: x[:, 0], grid=1, block=32))
+    assert {o.name: o.extents for o in problem.operands} == {"x": ("count", 2), "y": ("count",)}
 
 
 @pytest.mark.parametrize("block", [32, 64])  # a geometry that was launched, one that was not

@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -81,6 +81,25 @@ def test_what_no_operator_can_be_made_of() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is not None, reason="PyTorch is installed")
+def test_a_launch_has_its_arguments_in_order_and_sizes_of_shapes() -> None:
+    launched: list[Any] = []
+
+    class Fake:
+        def __getitem__(self, how: Any) -> Any:
+            return SimpleNamespace(using=lambda **more: lambda *given: launched.append(
+                (how, more, given)))
+
+    op = TorchOp(kernels(rawnn.lab.simulated())[0], WORK)
+    op.kernel = cast(Any, Fake())
+    z, bias, a = (np.zeros(shape, np.float32) for shape in ((30, 5), (5,), (30, 5)))
+    op.launch({"z": z, "bias": bias, "scale": 2.0, "a": a}, 7)
+    (grid, block), more, given = launched.pop()
+    assert (grid, block) == ((2, 1, 1), (128, 1, 1))
+    assert more == {"shared": 0, "cluster": None, "cooperative": False, "stream": 7}
+    assert [*map(id, (given[0], given[1], given[3]))] == [*map(id, (z, bias, a))]
+    assert (given[2], *given[4:]) == (2.0, 30, 5)
+
+
 def test_without_pytorch_it_is_said() -> None:
     kernel, _ = kernels(rawnn.lab.simulated())
     with pytest.raises(MissingLibrary, match="pip install torch"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from rawnn.common.errors import ConfigError
 from rawnn.data import Dataset, from_arrays
 from rawnn.many.folds import Folds, folds_of
+from rawnn.many.members import Group
 
 COUNT = 23
 RNG = np.random.default_rng(1)
@@ -97,3 +99,17 @@ def test_numbers_of_folds_that_cannot_be(folds: Any) -> None:
 def test_nothing_asked_for_is_no_list() -> None:
     found = folds_of(None, 1, None, data(), 0)
     assert vars(found) == vars(Folds()) == {"rows": (), "held_out": (), "folds": 0, "repeats": 1}
+
+
+def test_targets_are_those_of_the_part_that_is_asked_for() -> None:
+    values = np.arange(8.0).reshape(4, 2)
+    for train, test in ((values, None), (None, values)):
+        group: Any = SimpleNamespace(
+            dataset=SimpleNamespace(train_targets=train, test_targets=test,
+                                    target_normalisation=None),
+            target_normalisations=(None,), exact_targets=None)
+        for part, wanted in (("train", train), ("test", test)):
+            found = Group.targets_of(group, part, 0, slice(1, 3))
+            assert (found is None) == (wanted is None)
+            if wanted is not None:
+                np.testing.assert_array_equal(found, wanted[1:3])

@@ -129,6 +129,15 @@ def test_the_best_come_first_and_those_without_a_figure_last(seed: int, monitor:
         assert [member.index for member in found.best(2, by)] == wanted[:2]
 
 
+@pytest.mark.parametrize(("seed", "monitor"), CASES)
+def test_what_is_printed_is_the_best_figure_of_what_is_kept(seed: int, monitor: str) -> None:
+    found = many(seed, monitor)
+    best = found.best(1)[0].index
+    value = reached(found.progress, best, monitor)
+    said = "" if math.isnan(value) else f", best {monitor} {value:.4g} of member {best}"
+    assert repr(found) == f"rawnn.Many({MEMBERS} members, {EPOCHS} epochs{said}, interrupted)"
+
+
 @pytest.mark.parametrize("has_accuracy", [True, False])
 @pytest.mark.parametrize("seed", range(3))
 def test_cv_results_have_the_scores_of_each_list_and_their_ranks(seed: int, has_accuracy: bool

@@ -17,6 +17,7 @@ import rawnn
 from rawnn.common.errors import CheckpointError, ConfigError, MissingLibrary
 from rawnn.data.input_scale import InputScale
 from rawnn.engine.checkpoint import find
+from rawnn.engine.checkpoint_store import Store
 from rawnn.many.folds import Folds
 from rawnn.many.grouping import members_of
 from rawnn.many.halving import rungs_of
@@ -743,3 +744,19 @@ def test_the_best_epoch_is_kept_where_a_run_goes_on_from_it(first: int) -> None:
     assert part.progress.best_epoch.tolist() == [1, 1]
     for one, other in zip(whole, part, strict=True):
         assert np.array_equal(one.model.predict(X, "logits"), other.model.predict(X, "logits"))
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run_with_its_result(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_by = Store.save_by
+
+    def failing(self: Store, epoch: int, *more: Any) -> Any:
+        if epoch == 2:
+            raise CheckpointError("no space is left")
+        return save_by(self, epoch, *more)
+
+    monkeypatch.setattr(Store, "save_by", failing)
+    with pytest.raises(CheckpointError, match="no space is left; ") as caught:
+        rawnn.train_many(data=(X, Y), layers=(6, 8, 3), batch=20, epochs=4, seed=range(2),
+                         device="host", save=tmp_path / "runs", save_every=1)
+    assert caught.value.result.progress.epoch.tolist() == [2, 2]  # type: ignore[attr-defined]

@@ -79,10 +79,11 @@ def test_layouts_agree_with_the_compilers(members: list[tuple[str, int]]) -> Non
 
 
 def test_declarations_are_read_as_c_reads_them() -> None:
-    found = struct_of("struct S { const float *w, rate; long unsigned int seed;\n int a[2], b; };")
+    found = struct_of("struct S { const float *w, rate; long unsigned int seed;\n"
+                      "int a[2], b, c [2][3]; };")
     assert [(m.name, m.code, m.pointer, m.shape) for m in found.members] == [
         ("w", "Q", True, ()), ("rate", "f", False, ()), ("seed", "Q", False, ()),
-        ("a", "i", False, (2,)), ("b", "i", False, ())]
+        ("a", "i", False, (2,)), ("b", "i", False, ()), ("c", "i", False, (2, 3))]
     assert found.pointers
 
 
@@ -142,6 +143,21 @@ def test_values_that_do_not_fit() -> None:
         (np.zeros(1, [("n", "i4"), ("x", "f4")])[0], "'x' .* is float64 .* is float32"),
         (np.zeros(1, np.dtype([("n", "i4"), ("x", "f8"), ("y", "i4")], align=True))[0],
          "no member 'y'"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            found.packed(wrong)
+
+
+def test_a_tuple_is_refused_by_the_first_member_that_it_would_change() -> None:
+    found = struct_of("struct P { short x[2]; };\nstruct S { int n; float x; P p; };")
+    assert found.packed((3, 0.5, ((1, -2),))) == struct.pack("ifhh", 3, 0.5, 1, -2)
+    for wrong, message in [
+        ((1.5, 0.5, ((1, 2),)), "cannot hold 1.5 in its member 'n', of int32"),
+        ((2**40, 0.5, ((1, 2),)), "members n, x, p, which cannot hold|1099511627776 in its"),
+        ((3, 1e300, ((1, 2),)), "cannot hold 1e[+]300 in its member 'x', of float32"),
+        ((3, 0.5, ((1, 2.5),)), "cannot hold 2.5 in its member 'x', of int16"),
+        ((3, 0.5, (1,)), r"cannot hold 1 in its member 'x', of shape \(2,\)"),
+        ((3, 0.5), "has the members n, x, p, which cannot hold"),
     ]:
         with pytest.raises(ConfigError, match=message):
             found.packed(wrong)

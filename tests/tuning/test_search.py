@@ -138,6 +138,7 @@ def test_the_fastest_set_is_found(device: Device, task: Task, monkeypatch: pytes
     kept = {word for word in fastest.toggles.split(",") if word in cost or word in best}
     assert kept == set(best.split(","))
     assert fastest.low <= fastest.us <= fastest.high
+    assert fastest.us == 100 + sum(cost.get(word, 0.0) for word in fastest.toggles.split(","))
     refused = [m for m in found.found.values() if m.refusal]
     assert bool(refused) == (-9999 in cost.values())
     assert all(search.gemm_toggle(words) != search.gemm_toggle(fastest.toggles)
