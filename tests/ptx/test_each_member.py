@@ -37,8 +37,8 @@ ACTIVE = np.array([2, -1, 1, -1], np.int32)
 """Of two folds one each."""
 STEP = 1
 """Of the batches that are read by index."""
-SPILLED = 32
-"""Bytes that a thread spills at most: of exact float32 by wgmma, with NVRTC 13."""
+SPILLED = {12: 16, 13: 32}
+"""Bytes that a thread spills at most, by NVRTC's major version: of exact float32 by wgmma."""
 
 
 def array_of(tensor: Tensor, generator: np.random.Generator) -> np.ndarray:
@@ -240,13 +240,15 @@ def test_nvrtc_compiles_them(options: dict[str, Any]) -> None:
     plans = launch_plans(group_of(3, **options), CAPABLE, "", 1)
     impls = {impl.name: impl for plan in (plans.training.whole, plans.evaluation.whole, plans.end)
              for op in plan.ops if (impl := kernel_for(op)).code is not None}
+    nvrtc = installed_nvrtc()
+    _, major, _ = nvrtc.nvrtcVersion()
     for impl in impls.values():
         assert impl.code is not None
         arch = "sm_90a" if impl.specific else "sm_90"
-        found = compile_source(installed_nvrtc(), impl.code.text, name=impl.source, arch=arch,
+        found = compile_source(nvrtc, impl.code.text, name=impl.source, arch=arch,
                                expressions=(impl.name,), options=("--ptxas-options=-v",))
         assert "warning" not in found.log, found.log
-        assert max(resources.spills(found.log)[impl.name]) <= SPILLED
+        assert max(resources.spills(found.log)[impl.name]) <= SPILLED[major]
 
 
 def test_other_numbers_are_another_kernel() -> None:

@@ -110,7 +110,7 @@ class Struct:
                 return converted.tobytes()
             wanted = plain if converted.shape == (len(self.members),) else \
                 number if not converted.shape else None
-            fits = wanted is not None and converted.dtype == wanted  # float64 equals None
+            fits = wanted is not None and converted.dtype == wanted  # NumPy takes None for float64
             if (fits or not (self.members or converted.shape)) and converted.nbytes == self.size:
                 return converted.tobytes()
         takes = "a NumPy structured scalar or its" if self.members else \
