@@ -18,7 +18,7 @@ def test_softmax_backward_is_the_gradient_of_the_mean_loss_in_the_logits() -> No
 
     def mean_loss() -> float:
         p = run("softmax", z=z, p=np.zeros_like(z)).p
-        return float(run("cross_entropy", {"offset": 0}, p=p, y=y, cursor=cursor,
+        return float(run("cross_entropy", {"offset": 0}, p=p, z=z, y=y, cursor=cursor,
                          loss=loss).loss[0])
 
     wanted = numeric(mean_loss, z)
@@ -118,15 +118,16 @@ def test_an_update_from_slices_is_the_update_from_the_whole_gradient(slices: int
     np.testing.assert_array_equal(found.copy, found.w)
 
 
-def test_a_loss_that_is_nan_stays_nan_and_a_vanishing_probability_is_clamped() -> None:
-    y, cursor, tiny = np.zeros(1, int), np.zeros(1, np.int32), np.finfo(np.float32).tiny
+def test_a_loss_that_is_nan_stays_nan_and_that_of_a_vanishing_probability_is_of_the_logits() -> None:
+    y, cursor = np.zeros(1, int), np.zeros(1, np.int32)
 
     def loss(p: float) -> float:
-        return float(run("cross_entropy", {"offset": 0}, p=np.array([[p, 0.0]]), y=y,
-                         cursor=cursor, loss=np.zeros(1)).loss[0])
+        return float(run("cross_entropy", {"offset": 0}, p=np.array([[p, 0.0]]),
+                         z=np.array([[-500.0, 2.0]]), y=y, cursor=cursor, loss=np.zeros(1)).loss[0])
 
     assert np.isnan(loss(np.nan))
-    assert loss(0.0) == pytest.approx(-np.log(float(tiny)))
+    assert loss(0.0) == pytest.approx(502.0)
+    assert loss(0.5) == pytest.approx(np.log(2.0))
 
 
 def test_the_first_of_equal_probabilities_wins() -> None:

@@ -54,6 +54,12 @@ def two_equal(weights: list[np.ndarray], biases: list[np.ndarray]) -> None:
         last[[1, -1]] = 3.0
 
 
+def far_apart(weights: list[np.ndarray], biases: list[np.ndarray]) -> None:
+    """Logits that make probabilities of most labels 0 in float32."""
+    for last in weights[-1:]:
+        last *= 3000.0
+
+
 def with_labels(plan: Plan) -> list[Op]:
     """The ops of kernels that compare with labels; those of the batch's examples are `y`."""
     return [op for op in plan.ops if has_kernel(op) and op.kind != "gather"
@@ -119,11 +125,21 @@ def test_labels_that_are_none_and_logits_below_zero(name: str) -> None:
                     assert right in (-1, 0), (op.name, n)
         for n, array in begun.items():
             memory.arrays[n][...] = array
+    check_far_apart(libraries, Memory(plan, 5, 0, far_apart), names)
     for spoil in (all_equal, two_equal):
         again = Memory(one_step_of(name), 5, 0, spoil)
         labels = again.view("labels")
         labels[...] = np.resize([0, 0, 0, 1, 1, classes - 1], labels.shape)
         check_counts(libraries, again)
+
+
+def check_far_apart(libraries: dict[str, EmulatedLibrary], memory: Memory,
+                    names: tuple[str, ...]) -> None:
+    """Losses are those of the references: no row's is cut off at -log of the smallest float32."""
+    assert check(libraries, memory, SLICE % 4, names) == len(with_labels(memory.plan))
+    losses = [memory.read(n) for n, t in memory.plan.tensors.items()
+              if t.role is Role.METRIC and "loss" in n]
+    assert max(array.max() for array in losses) > 100
 
 
 def check_counts(libraries: dict[str, EmulatedLibrary], memory: Memory) -> None:

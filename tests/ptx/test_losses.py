@@ -145,12 +145,15 @@ def softmaxes() -> EmulatedLibrary:
 
 
 def rows_and_labels(outputs: int) -> tuple[np.ndarray, np.ndarray]:
-    """Logits whose parts have maxima far apart, all far below 0 or above it, equal ones, infinite
-    ones, and one that is no number; labels of all kinds, also such as are none."""
+    """Logits whose parts have maxima far apart, so far that a label's probability is 0 in float32,
+    all far below 0 or above it, equal ones, infinite ones, and one that is no number; labels of all
+    kinds, also such as are none."""
     rng = np.random.default_rng(outputs)
     z = rng.normal(size=(EXAMPLES, outputs)).astype(np.float32)
     for example in range(6):  # any part has the largest, by far or by little
         z[example, rng.integers(outputs)] += (1.0, 8.0, 30.0)[example % 3]
+    z[3, 0] -= 400  # below its own part
+    z[4, : outputs // 2] += 300  # above the last part
     z[6] -= 1000
     z[7] += 1000
     z[8] = -2.5
@@ -169,8 +172,9 @@ def rows_and_labels(outputs: int) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_softmax_is_the_same_however_it_is_shared(softmaxes: EmulatedLibrary,
                                                     layout: tuple[Any, ...]) -> None:
-    """dz = (p - onehot(label)) * share and the label's probability, as float64 has them. A label
-    that is none has no one, and a probability that is no number."""
+    """dz = (p - onehot(label)) * share and the label's probability, or its logarithm where float32
+    does not hold it, as float64 has them. A label that is none has no one, and a probability that is
+    no number."""
     outputs, _, warps, blocks, one, whole = layout
     z, labels = rows_and_labels(outputs)
     wide = z.astype(np.float64)
@@ -180,6 +184,9 @@ def test_a_softmax_is_the_same_however_it_is_shared(softmaxes: EmulatedLibrary,
     wanted = np.where(np.arange(EXAMPLES)[:, None] < PRESENT, (p - ones) * 0.25, 0.0)
     of_label = np.where(ones.any(1), np.where(ones, p, 0).sum(1), np.nan)
     of_label[9] = np.nan
+    tiny = of_label < np.finfo(np.float32).tiny
+    assert tiny.sum() == 2
+    of_label[tiny] = np.log(of_label[tiny])
     dz = np.full_like(z, 7)
     probability = np.full((blocks, EXAMPLES), 7, np.float32)
     right = np.full((blocks, EXAMPLES), 7, np.int32)

@@ -20,6 +20,8 @@ SUMS = ("matmul", "softmax", "bias_grad", "bias_sgd")
 """Kinds whose threads add up."""
 OUTSIDE = (Role.DATA, Role.METRIC, Role.EPOCH, Role.CURSOR, Role.SCRATCH)
 """Roles of what a step has a part of only."""
+SELDOM = {("cross_entropy", "z"), ("loss_accuracy", "z"), ("loss_gradient", "z")}
+"""Operands that kinds of ops read of few rows, if any."""
 EACH = 192
 """Bytes that a thread may move: 16 of each operand in a trip, padding included, in about two."""
 
@@ -44,8 +46,8 @@ def test_a_thread_moves_little_in_any_network(loss: str, opt: str) -> None:
                 continue
             kernel = kernel_for(op)
             grid, block = kernel.geometry(kernel.scalars(op, plan))
-            moved = sum(plan[name].nbytes for name in op.operands.values()
-                        if plan[name].role not in OUTSIDE)
+            moved = sum(plan[name].nbytes for role, name in op.operands.items()
+                        if plan[name].role not in OUTSIDE and (op.kind, role) not in SELDOM)
             assert moved <= EACH * prod(grid) * prod(block), (layers, batch, op.name, moved)
 
 

@@ -124,11 +124,12 @@ def test_leading_dimension_below_the_columns(device: Device) -> None:
 
 
 def metrics(device: Device, cursor: int, offset: int, loss: int) -> KernelLaunch:
-    p, y = vector(device, 0.25, count=8), device.memory.allocate(8, "y").address
+    p, z = vector(device, 0.25, count=8), vector(device, 0.0, count=8)
+    y = device.memory.allocate(8, "y").address
     device.to_device(y, np.zeros(2, np.int32), "y")
     function = device.function("losses/loss.cu", "cross_entropy")
-    values = {"p": p, "ldp": 4, "y": y, "cursor": cursor, "offset": offset, "loss": loss,
-              "workspace": 0, "rows": 2, "cols": 4}
+    values = {"p": p, "ldp": 4, "z": z, "ldz": 4, "y": y, "cursor": cursor, "offset": offset,
+              "loss": loss, "workspace": 0, "rows": 2, "cols": 4}
     return KernelLaunch(device.driver, device.stream, function.handle, "loss", (1, 1, 1),
                         (32, 1, 1), Arguments(function.signature, values))
 

@@ -7,11 +7,21 @@ import numpy as np
 from rawnn.model.losses import Array, Loss, register
 
 
-def log_loss(p: Array, y: Array) -> Array:
-    """-log p[y] of each row, finite for p = 0; a NaN stays NaN."""
+def log_loss(p: Array, z: Array, y: Array) -> Array:
+    """-log p[y] of each row of probabilities p; from the logits z where p is no normal float32, as
+    in the kernels, whatever its type. A NaN stays a NaN."""
     picked = p[np.arange(len(y)), y]
-    tiny = np.finfo(np.float32).tiny  # as in the kernels, whatever the type of p
-    return -np.log(np.where(picked < tiny, tiny, picked))
+    tiny = picked < np.finfo(np.float32).tiny
+    found = -np.log(np.where(tiny, 1.0, picked))
+    found[tiny] = _of_logits(z[tiny], y[tiny])
+    return np.asarray(found)
+
+
+def _of_logits(z: Array, y: Array) -> Array:
+    """The cross-entropy of each row of logits: no probability becomes 0."""
+    shifted = z - z.max(axis=1, keepdims=True)
+    picked = shifted[np.arange(len(z)), y]
+    return np.asarray(np.log(np.exp(shifted).sum(axis=1)) - picked)
 
 
 def softmax_of(z: Array) -> Array:
@@ -30,10 +40,7 @@ def gradient(p: Array, y: Array) -> Array:
 
 
 def _total(z: Array, y: Array) -> float:
-    """Of logits: no probability becomes 0."""
-    shifted = z - z.max(axis=1, keepdims=True)
-    picked = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    return float(-picked[np.arange(len(z)), y].sum(dtype=np.float64))
+    return float(_of_logits(z, y).sum(dtype=np.float64))
 
 
 register(Loss(

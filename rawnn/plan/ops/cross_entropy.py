@@ -20,7 +20,7 @@ _SCALING = ("loss_scale", "overflow")
 
 def _metrics(t: SimpleNamespace, a: Attributes, p: Array) -> None:
     right = int(np.count_nonzero(p.argmax(axis=1) == t.y))
-    report(t, a, log_loss(p, t.y).mean(), len(t.y), right)
+    report(t, a, log_loss(p, t.z, t.y).mean(), len(t.y), right)
 
 
 @define("softmax", reads=("z",), writes=("p",))
@@ -29,11 +29,11 @@ def softmax(t: SimpleNamespace, a: Attributes) -> None:
     t.p[...] = softmax_of(t.z)
 
 
-@define("cross_entropy", reads=("p", "y", "cursor", "workspace"), writes=("loss", "workspace"),
+@define("cross_entropy", reads=("p", "z", "y", "cursor", "workspace"), writes=("loss", "workspace"),
         slotted=("loss",), optional=("workspace",))
 def cross_entropy(t: SimpleNamespace, a: Attributes) -> None:
-    """loss[s] = mean of -log p[y] over the batch."""
-    t.loss[step_of(t, a)] = log_loss(t.p, t.y).mean()
+    """loss[s] = mean of -log p[y] over the batch, from z where p[y] is no normal float32."""
+    t.loss[step_of(t, a)] = log_loss(t.p, t.z, t.y).mean()
 
 
 @define("accuracy", reads=("p", "y", "cursor", "workspace"), writes=("correct", "workspace"),
@@ -43,7 +43,7 @@ def accuracy(t: SimpleNamespace, a: Attributes) -> None:
     t.correct[step_of(t, a)] = np.count_nonzero(t.p.argmax(axis=1) == t.y)
 
 
-@define("loss_accuracy", reads=("p", "y", "cursor", "workspace"),
+@define("loss_accuracy", reads=("p", "z", "y", "cursor", "workspace"),
         writes=("loss", "correct", "workspace"), slotted=("loss", "correct"),
         optional=("workspace",))
 def loss_accuracy(t: SimpleNamespace, a: Attributes) -> None:
@@ -58,7 +58,7 @@ def softmax_backward(t: SimpleNamespace, a: Attributes) -> None:
     write_gradient(t, a, gradient(t.p, t.y))
 
 
-@define("loss_gradient", reads=("p", "y", "cursor", "workspace", *_SCALING),
+@define("loss_gradient", reads=("p", "z", "y", "cursor", "workspace", *_SCALING),
         writes=("dz", "loss", "correct", *PARTS, "overflow", "workspace"),
         slotted=("loss", "correct", *PARTS),
         optional=(*_SCALING, "loss", "correct", *PARTS, "workspace"), unmeasured="softmax_backward")
@@ -82,7 +82,7 @@ def softmax_loss_gradient(t: SimpleNamespace, a: Attributes) -> None:
 def measure(b: Builder) -> None:
     b.activation("p", b.shape(b.logits))
     b.op("softmax", "softmax", {"z": b.logits, "p": "p"})
-    b.measure("cross_entropy", {"p": "p", "y": "y", "loss": "loss"})
+    b.measure("cross_entropy", {"p": "p", "z": b.logits, "y": "y", "loss": "loss"})
     b.measure("accuracy", {"p": "p", "y": "y", "correct": "correct"})
 
 

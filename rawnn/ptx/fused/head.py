@@ -68,8 +68,9 @@ def softmax_head(t: SimpleNamespace, a: Attributes) -> None:
     The GEMMs read `copy` if there is one. dz is rounded to the type of a, as if it were stored.
     """
     s, w = step_of(t, a), t.copy if hasattr(t, "copy") else t.w
-    p = softmax_of(t.a @ w.T + (t.bias if hasattr(t, "bias") else 0))
-    t.loss[s] = log_loss(p, t.y).mean()
+    z = t.a @ w.T + (t.bias if hasattr(t, "bias") else 0)
+    p = softmax_of(z)
+    t.loss[s] = log_loss(p, z, t.y).mean()
     t.correct[s] = np.count_nonzero(p.argmax(axis=1) == t.y)
     dz = gradient(p, t.y)
     if dz.dtype == np.float32:  # nothing is rounded in the float64 of the oracle

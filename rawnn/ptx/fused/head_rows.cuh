@@ -96,6 +96,9 @@ __device__ __forceinline__ void row_gradients(unsigned char* gradients, const fl
     for (int i = 0; i < 4; ++i) {
       if (4 * quad + i >= classes) values[0][i] = -infinity();
     }
+    float of_label = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) of_label = 4 * quad + i == label ? values[0][i] : of_label;
     const RowSoftmax found = softmax_of_quads<kLanes>(values, quad);
     const float inverse = 1.0f / found.total;
     float labelled = not_a_number();
@@ -112,7 +115,8 @@ __device__ __forceinline__ void row_gradients(unsigned char* gradients, const fl
     store_words(gradients + row * gradient_pitch(CLASSES) + quad * 8, packed);
     const bool labelled_here = label >= 0 && label < classes ? quad == label / 4 : quad == 0;
     if (labelled_here) {
-      row_loss[row] = negative_log(label < classes ? labelled : not_a_number());
+      row_loss[row] = cross_entropy_of(label < classes ? labelled : not_a_number(),
+                                       found.largest - of_label, found.total);
       row_right[row] = found.first == label ? 1 : 0;
     }
   }

@@ -116,14 +116,16 @@ __global__ void __launch_bounds__(256)
   const float4 low = partial[own][0];
   const float4 high = partial[own][1];
   const float z = ((low.x + low.y) + (low.z + low.w)) + ((high.x + high.y) + (high.z + high.w));
-  float row_of_z[1] = {lane < CLASSES ? z * scale + shift : -infinity()};
+  const float logit = lane < CLASSES ? z * scale + shift : -infinity();
+  float row_of_z[1] = {logit};
   const RowSoftmax found = softmax_in_turns<lanes>(row_of_z);
   const float p = __fdividef(row_of_z[0], found.total);
   if (lane < CLASSES) {
     dz[static_cast<long long>(row) * lddz + lane] = cross_entropy_slope(p, lane == label, share);
   }
   if (lane == (label < CLASSES ? label : 0)) {
-    row_loss[row] = label < CLASSES ? negative_log(p) : not_a_number();
+    row_loss[row] = label < CLASSES ? cross_entropy_of(p, found.largest - logit, found.total)
+                                    : not_a_number();
     row_correct[row] = found.first == label ? 1 : 0;
   }
 }

@@ -28,9 +28,10 @@ def linear_forward(t: SimpleNamespace, a: Attributes) -> None:
     """Gather, product, bias, softmax, loss and gradient of a one-layer network, row by row."""
     window, x = _batch(t, a, t.row_loss)
     y = t.labels[window].astype("int32")
-    p = softmax_of(x @ t.w.T + t.bias)
+    z = x @ t.w.T + t.bias
+    p = softmax_of(z)
     t.dz[...] = gradient(p, y)
-    t.row_loss[...] = log_loss(p, y)
+    t.row_loss[...] = log_loss(p, z, y)
     t.row_correct[...] = p.argmax(axis=1) == y
 
 

@@ -10,9 +10,9 @@ optimizers and number formats keep one kernel for each GEMM.
 Layers 1 to D have n1 .. nD features, none more than W = rows of `activations` / D. `activations`
 and `gradients` are [D * W, B], features by batch: rows from (l - 1) * W on hold layer l. `partial`
 is [S * n1, B]: row s * n1 + j is the contribution of the s-th group of 256 features to
-pre-activation j of the first layer. `row_p` holds the probability of each row's class. Values are
-rounded to the type `dtype` where the kernels store or multiply them; in the float64 oracle nothing
-is rounded.
+pre-activation j of the first layer. `row_p` holds the probability of each row's class, or its
+logarithm where that is no normal float32. Values are rounded to the type `dtype` where the kernels
+store or multiply them; in the float64 oracle nothing is rounded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 
 from rawnn.common.dtypes import c_type, rounded
 from rawnn.model.activations import activation, functor
-from rawnn.model.losses.cross_entropy import gradient, softmax_of
+from rawnn.model.losses.cross_entropy import gradient, log_loss, softmax_of
 from rawnn.plan.merging import MERGES
 from rawnn.plan.op import Attributes, Op, define
 from rawnn.plan.ops.common import Array, batch_rows, step_of
@@ -105,7 +105,8 @@ def narrow_inner(t: SimpleNamespace, a: Attributes) -> None:
         z = outputs[-1] @ w.T + _bias(t, layer + 1)
     y = t.labels[batch_rows(t, a, len(z))].astype("int32")
     p = softmax_of(z)
-    t.row_p[...] = p[np.arange(len(y)), y]
+    own = p[np.arange(len(y)), y]
+    t.row_p[...] = np.where(own < np.finfo(np.float32).tiny, -log_loss(p, z, y), own)
     t.row_correct[...] = p.argmax(axis=1) == y
     dz = _rounded(gradient(p, y), a)
     for layer in range(depth, 0, -1):
@@ -138,8 +139,8 @@ def narrow_update(t: SimpleNamespace, a: Attributes) -> None:
             bias = getattr(t, f"b{layer}")
             bias -= lr * (dz.sum(axis=1) + decay * bias)
         below, scale = t.activations[(layer - 1) * width :][: len(w)].T, number(1)
-    tiny = np.finfo(np.float32).tiny  # as in the kernels, whatever the type of p
-    t.loss[s] = -np.log(np.where(t.row_p < tiny, tiny, t.row_p)).mean()
+    is_log = t.row_p < 0
+    t.loss[s] = np.where(is_log, -t.row_p, -np.log(np.where(is_log, 1.0, t.row_p))).mean()
     t.correct[s] = t.row_correct.sum()
     if hasattr(t, "partial"):
         following = {**a, "offset": int(a.get("offset", 0)) + 1}

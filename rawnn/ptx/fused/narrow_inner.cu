@@ -3,8 +3,8 @@
 //
 //   a1 = ACTIVATION(sum of partial over the SPLITS shares + b1), al likewise from a(l-1) and cl;
 //   p = softmax of the last layer; activations = a1 .., gradients = dz1 .. for the mean
-//   cross-entropy with labels [N]; row_p[r] = p[r, label], NaN if the label is no class;
-//   row_correct[r] = 1 if the first maximum is at the label, else 0
+//   cross-entropy with labels [N]; row_p[r] = p[r, label], or its logarithm where that is below
+//   FLT_MIN, NaN if the label is no class; row_correct[r] = 1 if the first maximum is at the label, else 0
 //
 // L: uint8 or int32. Biases and layers behind DEPTH may be null. ACTIVATION's slope must follow from
 // its output.
@@ -203,6 +203,9 @@ __global__ void __launch_bounds__(2 * WIDTH, 1)
         }
       }
       if (i == 0) load_way_back();  // overlaps with what follows
+      float logits[kOwnClasses];
+#pragma unroll
+      for (int j = 0; j < kOwnClasses; ++j) logits[j] = value[j];
       const RowSoftmax found = softmax_in_turns<kLanes>(value);
       const float share = exists ? __fdividef(1.0f, static_cast<float>(batch)) : 0.0f;
 #pragma unroll
@@ -212,7 +215,9 @@ __global__ void __launch_bounds__(2 * WIDTH, 1)
         const float gradient =
             c < kClasses ? cross_entropy_slope(p, c == label[i], share) : 0.0f;
         if (c < Plan::kHeadRows) head_gradient[c * kRows + row] = from_float<T>(gradient);
-        if (c < kClasses && c == label[i] && exists) row_p[begin + row] = p;
+        if (c < kClasses && c == label[i] && exists) {
+          row_p[begin + row] = probability_or_log(p, found.largest - logits[j], found.total);
+        }
       }
       if (lane == 0 && exists) {
         row_correct[begin + row] = found.first == label[i] ? 1 : 0;

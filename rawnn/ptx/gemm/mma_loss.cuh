@@ -157,6 +157,9 @@ struct LossEpilogue {
     for (int i = 0; i < 4; ++i) {
       if (i >= count) values[0][i] = -infinity();
     }
+    float of_label = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) of_label = column + i == label ? values[0][i] : of_label;
     const RowSoftmax softmax = softmax_of_quads<LANES>(values, column / 4);
     const float inverse = 1.0f / softmax.total;
     const bool none = label < 0 || label >= n;
@@ -169,7 +172,7 @@ struct LossEpilogue {
       values[0][i] = i < count ? cross_entropy_slope(p, here, share) : 0.0f;
     }
     const bool first = column == 0 && count > 0;
-    const float loss = negative_log(labelled);
+    const float loss = cross_entropy_of(labelled, softmax.largest - of_label, softmax.total);
     tally.loss += first && none ? not_a_number() : loss;
     tally.right += first && !none && softmax.first == label ? 1 : 0;
   }

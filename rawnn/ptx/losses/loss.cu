@@ -11,8 +11,9 @@
 // The gradients skip loss or correct if they are null. If `parts` is not 0, block b writes its sums to
 // loss_parts[s, b] and correct_parts[s, b] of `parts` columns instead (metrics.cuh).
 // Without `fuse` a step uses the first two. `fuse` joins them (loss_accuracy), then uses loss_gradient,
-// then softmax_loss_gradient. A probability below FLT_MIN counts as FLT_MIN. A NaN stays a NaN, and a
-// label outside 0 .. cols-1 makes the loss NaN, so that a broken run is visible.
+// then softmax_loss_gradient. The loss of a row whose probability is below FLT_MIN comes from z, which is
+// read for that alone. A NaN stays a NaN, and a label outside 0 .. cols-1 makes the loss NaN, so that a
+// broken run is visible.
 // dz must not overlap p or z.
 // Launch: ONE block of up to 1024 threads, one dimension, or several blocks of 256 with a `workspace`
 // (metrics.cuh). With up to 32 columns a thread processes a row in registers. A warp processes a wider
@@ -29,6 +30,7 @@
 // All rows. Null outputs are skipped; the kernels pass literal nulls, so their code is removed.
 template <bool SOFTMAX, typename TD>
 __device__ __forceinline__ void report(const float* __restrict__ in, int ldin,
+                                       const float* __restrict__ z, int ldz,
                                        const int* __restrict__ y, const int* __restrict__ cursor,
                                        int offset, TD* __restrict__ dz, int lddz,
                                        const float* __restrict__ loss_scale,
@@ -48,13 +50,14 @@ __device__ __forceinline__ void report(const float* __restrict__ in, int ldin,
     const bool wide_dz = vector_aligned<4>(dz, lddz);
     for (int row = first; row < rows; row += stride) {
       const float* values = in + static_cast<long long>(row) * ldin;
+      const float* logits = z == nullptr ? z : z + static_cast<long long>(row) * ldz;
       TD* gradient = dz == nullptr ? dz : dz + static_cast<long long>(row) * lddz;
       if (cols <= 12) {
-        short_row<3, SOFTMAX>(values, wide_in, gradient, wide_dz, y[row], cols, share, overflow,
-                              tally);
+        short_row<3, SOFTMAX>(values, wide_in, logits, gradient, wide_dz, y[row], cols, share,
+                              overflow, tally);
       } else {
-        short_row<8, SOFTMAX>(values, wide_in, gradient, wide_dz, y[row], cols, share, overflow,
-                              tally);
+        short_row<8, SOFTMAX>(values, wide_in, logits, gradient, wide_dz, y[row], cols, share,
+                              overflow, tally);
       }
     }
   } else if (threads % 32 == 0) {
@@ -63,19 +66,21 @@ __device__ __forceinline__ void report(const float* __restrict__ in, int ldin,
     const int lane = first & 31;
     for (int row = first / 32; row < rows; row += stride / 32) {
       const float* values = in + static_cast<long long>(row) * ldin;
+      const float* logits = z == nullptr ? z : z + static_cast<long long>(row) * ldz;
       TD* gradient = dz == nullptr ? dz : dz + static_cast<long long>(row) * lddz;
       const int label = y[row];
       if constexpr (SOFTMAX) {
         quads_row(values, wide_in, gradient, wide_dz, label, cols, share, overflow, lane, tally);
       } else {
-        long_row<32, SOFTMAX>(values, gradient, label, cols, share, overflow, lane, tally);
+        long_row<32, SOFTMAX>(values, logits, gradient, label, cols, share, overflow, lane, tally);
       }
     }
   } else {
     for (int row = first; row < rows; row += stride) {
       const float* values = in + static_cast<long long>(row) * ldin;
+      const float* logits = z == nullptr ? z : z + static_cast<long long>(row) * ldz;
       TD* gradient = dz == nullptr ? dz : dz + static_cast<long long>(row) * lddz;
-      long_row<1, SOFTMAX>(values, gradient, y[row], cols, share, overflow, 0, tally);
+      long_row<1, SOFTMAX>(values, logits, gradient, y[row], cols, share, overflow, 0, tally);
     }
   }
   report_tally(tally, workspace, step, static_cast<float>(rows), loss, correct, parts);
@@ -83,14 +88,14 @@ __device__ __forceinline__ void report(const float* __restrict__ in, int ldin,
 
 #if !defined(RAWNN_CHOSEN) || defined(RAWNN_CHOSEN_cross_entropy)
 __global__ void __launch_bounds__(1024)
-    cross_entropy(const float* __restrict__ p, int ldp, const int* __restrict__ y,
-                  const int* __restrict__ cursor, int offset, int* __restrict__ workspace,
-                  float* __restrict__ loss, int rows, int cols) {
+    cross_entropy(const float* __restrict__ p, int ldp, const float* __restrict__ z, int ldz,
+                  const int* __restrict__ y, const int* __restrict__ cursor, int offset,
+                  int* __restrict__ workspace, float* __restrict__ loss, int rows, int cols) {
   pdl_wait();
   pdl_trigger();
   float* const none = nullptr;
-  report<false>(p, ldp, y, cursor, offset, none, 0, nullptr, nullptr, workspace, loss, nullptr,
-                rows, cols);
+  report<false>(p, ldp, z, ldz, y, cursor, offset, none, 0, nullptr, nullptr, workspace, loss,
+                nullptr, rows, cols);
 }
 #endif
 
@@ -102,35 +107,35 @@ __global__ void __launch_bounds__(1024)
   pdl_wait();
   pdl_trigger();
   float* const none = nullptr;
-  report<false>(p, ldp, y, cursor, offset, none, 0, nullptr, nullptr, workspace, nullptr, correct,
-                rows, cols);
+  report<false>(p, ldp, nullptr, 0, y, cursor, offset, none, 0, nullptr, nullptr, workspace,
+                nullptr, correct, rows, cols);
 }
 #endif
 
 #if !defined(RAWNN_CHOSEN) || defined(RAWNN_CHOSEN_loss_accuracy)
 __global__ void __launch_bounds__(1024)
-    loss_accuracy(const float* __restrict__ p, int ldp, const int* __restrict__ y,
-                  const int* __restrict__ cursor, int offset, int* __restrict__ workspace,
-                  float* __restrict__ loss, int* __restrict__ correct, int rows, int cols) {
+    loss_accuracy(const float* __restrict__ p, int ldp, const float* __restrict__ z, int ldz,
+                  const int* __restrict__ y, const int* __restrict__ cursor, int offset,
+                  int* __restrict__ workspace, float* __restrict__ loss, int* __restrict__ correct, int rows, int cols) {
   pdl_wait();
   pdl_trigger();
   float* const none = nullptr;
-  report<false>(p, ldp, y, cursor, offset, none, 0, nullptr, nullptr, workspace, loss, correct,
-                rows, cols);
+  report<false>(p, ldp, z, ldz, y, cursor, offset, none, 0, nullptr, nullptr, workspace, loss,
+                correct, rows, cols);
 }
 #endif
 
 template <typename TD>
 __global__ void __launch_bounds__(1024)
-    loss_gradient(const float* __restrict__ p, int ldp, const int* __restrict__ y,
-                  const int* __restrict__ cursor, int offset, TD* __restrict__ dz, int lddz,
-                  const float* __restrict__ loss_scale, int* __restrict__ overflow,
-                  int* __restrict__ workspace, float* __restrict__ loss,
+    loss_gradient(const float* __restrict__ p, int ldp, const float* __restrict__ z, int ldz,
+                  const int* __restrict__ y, const int* __restrict__ cursor, int offset,
+                  TD* __restrict__ dz, int lddz, const float* __restrict__ loss_scale,
+                  int* __restrict__ overflow, int* __restrict__ workspace, float* __restrict__ loss,
                   int* __restrict__ correct, float* __restrict__ loss_parts,
                   int* __restrict__ correct_parts, int rows, int cols, int parts) {
   pdl_wait();
   pdl_trigger();
-  report<false>(p, ldp, y, cursor, offset, dz, lddz, loss_scale, overflow, workspace, loss,
+  report<false>(p, ldp, z, ldz, y, cursor, offset, dz, lddz, loss_scale, overflow, workspace, loss,
                 correct, rows, cols, {loss_parts, correct_parts, parts});
 }
 
@@ -144,6 +149,6 @@ __global__ void __launch_bounds__(1024)
                           int* __restrict__ correct_parts, int rows, int cols, int parts) {
   pdl_wait();
   pdl_trigger();
-  report<true>(z, ldz, y, cursor, offset, dz, lddz, loss_scale, overflow, workspace, loss, correct,
-               rows, cols, {loss_parts, correct_parts, parts});
+  report<true>(z, ldz, nullptr, 0, y, cursor, offset, dz, lddz, loss_scale, overflow, workspace,
+               loss, correct, rows, cols, {loss_parts, correct_parts, parts});
 }

@@ -1,5 +1,6 @@
 // One row of a loss over classes, by one thread or one warp, in registers or re-read from memory. With
-// SOFTMAX the row is z and its softmax is computed here; otherwise it holds the probabilities.
+// SOFTMAX the row is z and its softmax is computed here; otherwise it holds the probabilities, and `logits`,
+// which may be null if the loss is not used, is z.
 #pragma once
 #include "losses/metrics.cuh"
 #include "losses/softmax.cuh"
@@ -7,6 +8,7 @@
 // One row of up to 4 * QUADS columns by one thread. `gradient` and `overflow` may be null.
 template <int QUADS, bool SOFTMAX, typename TD>
 __device__ __forceinline__ void short_row(const float* __restrict__ row, bool wide_row,
+                                          const float* __restrict__ logits,
                                           TD* __restrict__ gradient, bool wide_gradient, int label,
                                           int cols, float share, int* __restrict__ overflow,
                                           Tally& tally) {
@@ -26,8 +28,9 @@ __device__ __forceinline__ void short_row(const float* __restrict__ row, bool wi
   if (label < 0 || label >= cols) label = -1;
 
   int predicted = 0;
+  RowSoftmax found = {};
   if (SOFTMAX) {
-    const RowSoftmax found = softmax_of_quads<1>(values, 0);
+    found = softmax_of_quads<1>(values, 0);
     predicted = found.first;
     const float inverse = 1.0f / found.total;
 #pragma unroll
@@ -73,7 +76,11 @@ __device__ __forceinline__ void short_row(const float* __restrict__ row, bool wi
     }
     report_overflow(overflow, sum);
   }
-  tally.loss += negative_log(labelled);
+  if (SOFTMAX) {
+    tally.loss += cross_entropy_of(labelled, found.largest - row[max(label, 0)], found.total);
+  } else if (logits != nullptr) {
+    tally.loss += cross_entropy_of_row(labelled, logits, label, cols);
+  }
   tally.right += predicted == label ? 1 : 0;
 }
 
@@ -88,8 +95,9 @@ __device__ __forceinline__ bool precedes(float value, int column, float best, in
 // One row of any width by LANES neighboring threads, each of which holds the row's label; the first
 // keeps the tally. Three passes over the row, which is in the L1 cache after the first.
 template <int LANES, bool SOFTMAX, typename TD>
-__device__ __forceinline__ void long_row(const float* __restrict__ row, TD* __restrict__ gradient,
-                                         int label, int cols, float share,
+__device__ __forceinline__ void long_row(const float* __restrict__ row,
+                                         const float* __restrict__ logits,
+                                         TD* __restrict__ gradient, int label, int cols, float share,
                                          int* __restrict__ overflow, int lane, Tally& tally) {
   float best = lane < cols ? row[lane] : -infinity();
   float largest = best;
@@ -112,10 +120,10 @@ __device__ __forceinline__ void long_row(const float* __restrict__ row, TD* __re
       predicted = column;
     }
   }
-  float inverse = 1.0f;
+  float total = 1.0f, inverse = 1.0f;
   if (SOFTMAX) {
     largest = warp_max<LANES>(largest);
-    const float total =
+    total =
         sum_of_powers<LANES>([&](int column) { return row[column]; }, cols, largest, lane);
     if (total != total) predicted = 0;  // all probabilities are NaN: the first maximum is at 0
     inverse = 1.0f / total;
@@ -133,12 +141,14 @@ __device__ __forceinline__ void long_row(const float* __restrict__ row, TD* __re
     if (overflow != nullptr) report_overflow(overflow, sum);
   }
   if (lane == 0) {
-    float labelled = not_a_number();
-    if (label >= 0 && label < cols) {
+    if (label < 0 || label >= cols) {
+      tally.loss += not_a_number();
+    } else if (SOFTMAX) {
       const float value = row[label];
-      labelled = SOFTMAX ? expf(value - largest) * inverse : value;
+      tally.loss += cross_entropy_of(expf(value - largest) * inverse, largest - value, total);
+    } else if (logits != nullptr) {
+      tally.loss += cross_entropy_of_row(row[label], logits, label, cols);
     }
-    tally.loss += negative_log(labelled);
     tally.right += predicted == label ? 1 : 0;
   }
 }
@@ -216,6 +226,6 @@ __device__ __forceinline__ void quads_row(const float* __restrict__ row, bool wi
     }
   }
   if (overflow != nullptr) report_overflow(overflow, sum);
-  tally.loss += negative_log(labelled);
+  tally.loss += cross_entropy_of(labelled, largest - row[max(label, 0)], total);
   tally.right += lane == 0 && first == label ? 1 : 0;
 }

@@ -94,10 +94,11 @@ for _loss in ("mse", "bce"):
         _shapes))
 FAMILY.register("bce_accuracy", "naive", KernelImpl(
     "losses/bce.cu", "bce_accuracy", typed("t"), matrix("z"), _by_elements, _shapes))
-_labelled("cross_entropy", "p", loss=_STEP_ELEMENT)
+_labelled("cross_entropy", "p", z=_MATRIX, loss=_STEP_ELEMENT)
 _labelled("accuracy", "p", correct=_STEP_ELEMENT)
-_labelled("loss_accuracy", "p", loss=_STEP_ELEMENT, correct=_STEP_ELEMENT)
-_labelled("loss_gradient", "p", "dz", dz=_MATRIX, loss=_STEP_ELEMENT, correct=_STEP_ELEMENT)
+_labelled("loss_accuracy", "p", z=_MATRIX, loss=_STEP_ELEMENT, correct=_STEP_ELEMENT)
+_labelled("loss_gradient", "p", "dz", z=_MATRIX, dz=_MATRIX, loss=_STEP_ELEMENT,
+          correct=_STEP_ELEMENT)
 _labelled("softmax_loss_gradient", "z", "dz", dz=_MATRIX, loss=_STEP_ELEMENT, correct=_STEP_ELEMENT)
 FAMILY.register(LOSS_SUMS, "naive", KernelImpl(
     "losses/loss_sums.cu", "loss_sums", plain, lambda op, plan: {"parts": parts_of(op, plan)},

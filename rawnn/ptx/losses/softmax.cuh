@@ -7,9 +7,10 @@
 #pragma once
 #include "primitives/common.cuh"
 
-// A row whose values have become exp(value - largest): their sum, and the column of the first maximum.
-// A probability is a value over `total`.
+// A row whose values have become exp(value - largest): the largest, their sum, and the column of the first
+// maximum. A probability is a value over `total`.
 struct RowSoftmax {
+  float largest;
   float total;
   int first;
 };
@@ -56,7 +57,7 @@ __device__ __forceinline__ RowSoftmax softmax_of_quads(float (&values)[QUADS][4]
     total += (values[q][0] + values[q][1]) + (values[q][2] + values[q][3]);
   }
   total = warp_sum<LANES>(total);
-  return {total, total == total ? first : 0};
+  return {largest, total, total == total ? first : 0};
 }
 
 // The softmax of a row interleaved over a warp, in place: a lane's value i is column 32 * i + lane.
@@ -80,7 +81,7 @@ __device__ __forceinline__ RowSoftmax softmax_in_turns(float (&values)[N]) {
     total += values[i];
   }
   total = warp_sum<LANES>(total);
-  return {total, total == total ? first : 0};
+  return {largest, total, total == total ? first : 0};
 }
 
 // The sum of exp(value(column) - largest) over the `cols` columns of a row that LANES neighboring lanes
@@ -91,6 +92,17 @@ __device__ __forceinline__ float sum_of_powers(VALUE value, int cols, float larg
 #pragma unroll 4
   for (int column = lane; column < cols; column += LANES) total += expf(value(column) - largest);
   return warp_sum<LANES>(total);
+}
+
+// The cross-entropy of a row of `logits` whose class has the probability p, by one thread: it reads the row
+// only where p is below FLT_MIN.
+__device__ __forceinline__ float cross_entropy_of_row(float p, const float* __restrict__ logits, int label,
+                                                      int cols) {
+  if (!(p < kSmallestNormal)) return -logf(p);
+  float largest = -infinity();
+  for (int column = 0; column < cols; ++column) largest = fmaxf(largest, logits[column]);
+  const float total = sum_of_powers<1>([&](int column) { return logits[column]; }, cols, largest, 0);
+  return cross_entropy_of(p, largest - logits[label], total);
 }
 
 // The contribution of a row's cross-entropy to the gradient at a column of probability p; `share` is the

@@ -170,7 +170,8 @@ __device__ __forceinline__ void softmax(const T& transport, const float* parts, 
     }
     // Where all probabilities are NaN the first maximum is at 0.
     const bool right = total != total ? label == 0 : is && of_label == largest && !ahead;
-    const Tally seen = {power_of_label * inverse, right ? 1 : 0};
+    const float seen_as = probability_or_log(power_of_label * inverse, largest - of_label, total);
+    const Tally seen = {seen_as, right ? 1 : 0};
     tallies[example] = there ? seen : kAbsent;
   }
 }

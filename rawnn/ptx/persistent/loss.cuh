@@ -62,7 +62,8 @@ struct Largest {
 // Softmax cross-entropy with labels: dz = (p - onehot(y)) * share. LANES lanes of a warp share an example.
 // (If several warps share one: shared_softmax.cuh.) `logits` has all OUTPUTS rows. `dz` has the `count` rows
 // from `first` on; it may be the same memory if first is 0. Each of the first `tallied` examples stores a
-// tally, with the probability of its label in place of the loss (add_tallies, sum_kept).
+// tally, with the probability of its label or its logarithm (probability_or_log) in place of the loss
+// (add_tallies, sum_kept).
 //
 // Limit: a chain of latencies, most of them shuffles.
 template <typename SHAPE, int OUTPUTS, int LANES, typename T, typename SCALING = UnscaledGradient>
@@ -133,7 +134,8 @@ __device__ __forceinline__ void softmax_loss(const float* logits, T* dz, int fir
       const bool first_largest = of_label == largest && (all_ahead & Of::all()) == 0u;
       // Where all probabilities are NaN the first maximum is at 0.
       const bool right = total != total ? label == 0 : is && first_largest;
-      const Tally seen = {power * inverse, right ? 1 : 0};
+      const float seen_as = probability_or_log(power * inverse, largest - of_label, total);
+      const Tally seen = {seen_as, right ? 1 : 0};
       tallies[example] = there ? seen : kAbsent;
     }
     if constexpr (tasks <= SHAPE::kThreads / 32) break;

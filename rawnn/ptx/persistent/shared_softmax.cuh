@@ -47,9 +47,10 @@ struct SliceTasks {
         example(task / WARPS * Of::kExamples + Of::example()) {}
 };
 
-// The first half. z of the block's `count` outputs becomes exp(z - maximum of the warp's outputs). `first` is
-// the number of the block's first output. Each warp stores its statistics in `slices`, [WARPS][kColumns]. All
-// lanes of an example call publish(example, their number, statistics).
+// The first half. z of the block's `count` outputs becomes exp(z - maximum of the warp's outputs), or the
+// exponent, which is negative, where that is no normal number. `first` is the number of the block's first
+// output. Each warp stores its statistics in `slices`, [WARPS][kColumns]. All lanes of an example call
+// publish(example, their number, statistics).
 template <typename SHAPE, int ROWS, int LANES, int WARPS, typename PUBLISH>
 __device__ __forceinline__ void exponentials_of_slice(float* z, int first, int count, float4* slices,
                                                       PUBLISH publish) {
@@ -79,9 +80,10 @@ __device__ __forceinline__ void exponentials_of_slice(float* z, int first, int c
 #pragma unroll Tasks::kAtOnce
     for (int i = 0; i < Tasks::kEach; ++i) {
       const int m = i * Tasks::kLanes + at.part;
-      const float power = exp_below_zero((Tasks::kKept ? values[i] : value_of(i)) - base);
+      const float exponent = (Tasks::kKept ? values[i] : value_of(i)) - base;
+      const float power = exp_below_zero(exponent);
       found.total += power;
-      if (m < count) mine[m * SHAPE::kPitch] = power;
+      if (m < count) mine[m * SHAPE::kPitch] = power < kSmallestNormal ? exponent : power;
     }
     found.total = Tasks::Of::sum(found.total);
     const float4 slice = found.quad();
@@ -165,14 +167,15 @@ __device__ __forceinline__ void loss_of_slice(const float* z, T* dz, int first, 
     if (!(total > 0.0f)) best.place = 0;  // all probabilities are NaN: the first maximum is at 0
     const float own = slices[at.of_warps * SHAPE::kColumns + at.example].x;
     const float factor = exp_below_zero(own - base) * ptx::approximate_inverse(total);
-    float labelled = not_a_number();
+    float labelled = not_a_number(), kept = 1.0f;
 #pragma unroll Tasks::kAtOnce
     for (int i = 0; i < Tasks::kEach; ++i) {
       const int m = i * Tasks::kLanes + at.part;
       if (m < count) {
-        const float probability = (Tasks::kKept ? powers[i] : mine[m * SHAPE::kPitch]) * factor;
+        const float power = Tasks::kKept ? powers[i] : mine[m * SHAPE::kPitch];
+        const float probability = fmaxf(power, 0.0f) * factor;
         const bool right = first + m == label;
-        if (right) labelled = probability;
+        if (right) labelled = probability, kept = power;
         const float slope = (probability - (right ? 1.0f : 0.0f)) * share;
         store_one<SHAPE>(dz + m * SHAPE::kPitch + at.example, there ? scaled(slope) : 0.0f);
       }
@@ -183,6 +186,9 @@ __device__ __forceinline__ void loss_of_slice(const float* z, T* dz, int first, 
     const bool none = first == 0 && (label < 0 || label >= OUTPUTS);
     const bool stores = at.example < tallied && (!ONE || here || none);
     if (stores && at.part == (here ? place % Tasks::kLanes : 0)) {
+      if (labelled < kSmallestNormal) {
+        labelled = (kept < 0.0f ? kept : logf(kept)) + (own - base) - logf(total);
+      }
       const Tally seen = {labelled, best.place == label ? 1 : 0};
       tallies[at.example] = there && (here || none) ? seen : kAbsent;
     }

@@ -19,10 +19,23 @@ __device__ __forceinline__ int current_step(const int* __restrict__ cursor, int 
   return cursor[threadIdx.y] + offset;
 }
 
-// -log(p), finite for p = 0. Written as a comparison, not fmaxf: fmaxf would hide a NaN.
-__device__ __forceinline__ float negative_log(float p) {
-  return -logf(p < kSmallestNormal ? kSmallestNormal : p);
+// The cross-entropy of a row: -log of the probability p of its class, or from the logits where p is below
+// FLT_MIN. `above` is how far the largest logit is above that of the class, `total` the sum of exp(logit -
+// largest). A NaN stays a NaN.
+__device__ __forceinline__ float cross_entropy_of(float p, float above, float total) {
+  const bool tiny = p < kSmallestNormal;
+  const float log = logf(tiny ? total : p);
+  return tiny ? above + log : -log;
 }
+
+// The same for a thread that does not take the logarithm: p, or log p, which is negative, where p is below
+// FLT_MIN.
+__device__ __forceinline__ float probability_or_log(float p, float above, float total) {
+  return p < kSmallestNormal ? -(above + logf(total)) : p;
+}
+
+// The cross-entropy of what probability_or_log gives.
+__device__ __forceinline__ float negative_log(float p) { return p < 0.0f ? -p : -logf(p); }
 
 // Whether a pointer and its pitch (in elements) allow accesses of `bytes` at multiples of `bytes`.
 template <typename T>
