@@ -52,6 +52,9 @@ SLICES, SLICE_CYCLES, MIN_SLICE = (1, 2, 4), {4: 1800.0, 2: 0.0}, 256
 bytes of an operand's element; and its least length."""
 MIN_EXTENT = 128
 """Least extent of a GEMM that the model is for."""
+ROW_BYTES = 16
+"""Bytes of which the operands' rows have to be multiples. With others cuBLASLt takes slower kernels,
+also where rows are padded: a step took longer than in float32 (results/trials/cublas.toml)."""
 MARGIN = 0.92
 """A GEMM is cuBLASLt's if less than this part of `mma`'s time is expected of it there."""
 LOAD_US = 0.9e6
@@ -124,7 +127,13 @@ def expected_times(plan: Plan) -> list[Expected]:
             for op in plan.find(kind="matmul") if op.impl in PREDICTED
             for p in [gemm_shape(op, plan)]
             if p.times == 1 and (p.size, p.layout) in MULTIPLIES_PER_CYCLE
-            and min(p.m, p.n, p.k) >= MIN_EXTENT and op.attributes["compute"] != "float16"]
+            and min(p.m, p.n, p.k) >= MIN_EXTENT and op.attributes["compute"] != "float16"
+            and all(extent * p.size % ROW_BYTES == 0 for extent in _row_lengths(p))]
+
+
+def _row_lengths(p: GemmShape) -> tuple[int, int]:
+    """Elements of a row of each operand, as it lies in memory."""
+    return {"nt": (p.k, p.k), "nn": (p.k, p.n), "tn": (p.m, p.n)}[p.layout]
 
 
 def _own_us(plan: Plan, op: Op, p: GemmShape) -> float:

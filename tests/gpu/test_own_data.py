@@ -96,3 +96,25 @@ def test_models_predict_as_on_the_host_and_as_pytorch(activation: str) -> None:
     np.testing.assert_array_equal(model.predict(DATA.test_images, "logits"), z)
     model.load_state_dict(net.bfloat16().state_dict())
     assert np.abs(model.predict(DATA.test_images, "logits") - z).max() < 0.1
+
+
+@pytest.mark.parametrize("opt", [
+    "none", "none,fuse", "none,cublas,cudnn", "none,cublas,cudnn,fuse", "best,-persistent",
+    "best,persistent", "best,persistent=16x2", "best,tf32,-persistent", "best,tf32,persistent",
+    "best,bf16,-persistent", "best,bf16,persistent"])
+@pytest.mark.parametrize("layers", [(784, 10), (784, 128, 64, 10), (784, 300)], ids=str)
+def test_losses_of_probabilities_that_vanish(layers: tuple[int, ...], opt: str) -> None:
+    """Logits are so far apart that most labels' probabilities are 0 in float32; the loss is not cut
+    off there."""
+    rng = np.random.default_rng(1)
+    x = rng.integers(0, 256, (256, layers[0])).astype(np.uint8)
+    y = rng.permutation(np.arange(256) % layers[-1])
+    data = from_arrays((x, y), (x, y), normalise="none", classes=layers[-1])
+    options: dict[str, Any] = {"layers": layers, "batch": 64, "lr": 1e-12, "epochs": 1,
+                               "init": "he" if len(layers) > 2 else "uniform"}
+    wanted = train(data=data, device="host", opt="none", **options).history[0]
+    found = train(data=data, device="gpu", opt=opt, **options).history[0]
+    assert wanted.train_loss > 100
+    rtol = 0.03 if "bf16" in opt else 5e-3 if "tf32" in opt else 3e-5
+    np.testing.assert_allclose((found.train_loss, found.test_loss),
+                               (wanted.train_loss, wanted.test_loss), rtol=rtol)

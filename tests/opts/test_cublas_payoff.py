@@ -97,6 +97,27 @@ def test_the_times_that_are_expected_grow_with_the_batch() -> None:
         assert many[name].library > 4 * few[name].library
 
 
+@pytest.mark.parametrize(("precision", "aligned"), [("tf32", 4), ("bf16", 8)])
+def test_rows_that_are_not_aligned_are_left_to_mma(precision: str, aligned: int) -> None:
+    """Whichever operand has them."""
+
+    def expected(*layers: int) -> set[str]:
+        network, recipe, data_spec = Network(layers), Recipe(BATCH, ADAM), DataSpec(14 * BATCH)
+        plan = select(f"mma,{precision}", network, 14, CAPABLE, batch=BATCH, recipe=recipe,
+                      data_spec=data_spec).apply(training_step(network, recipe, data_spec))[0]
+        return {each.op.name for each in expected_times(plan)}
+
+    step = aligned // 2
+    first = {"fc1.forward", "fc1.weight_grad"}
+    second = {"fc2.forward", "fc2.input_grad", "fc2.weight_grad"}
+    third = {"fc3.forward", "fc3.input_grad", "fc3.weight_grad"}
+    layers = (1000, 1008, 1016, 1024)
+    assert expected(*layers) == first | second | third
+    assert expected(1000 + step, *layers[1:]) == second | third
+    assert expected(1000, 1008 + step, 1016, 1024) == {"fc1.forward"} | third
+    assert expected(1000, 1008, 1016 + step, 1024) == first | {"fc2.forward"}
+
+
 @pytest.mark.parametrize(("layers", "batch", "compute", "calls"), [
     ((784, 127, 127, 127, 10), 4096, (9, 0), 0), ((784, 1024, 127, 1024, 10), 127, (9, 0), 0),
     ((784, 1024, 1024, 10), 4096, (8, 0), 0), ((784, 128, 10), 128, (9, 0), 1),
@@ -175,6 +196,7 @@ def test_the_library_is_loaded_only_if_a_gemm_needs_it(monkeypatch: pytest.Monke
                                                        margin: float, loads: bool) -> None:
     monkeypatch.setattr(cublas_payoff, "MARGIN", margin)
     monkeypatch.setattr(cublas_payoff, "MIN_EXTENT", 1)
+    monkeypatch.setattr(cublas_payoff, "ROW_BYTES", 1)
     backend = sim_backend()
     loaded: list[str] = []
 
