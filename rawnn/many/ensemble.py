@@ -56,8 +56,9 @@ class Ensemble:
                               f"{first.network.loss} gives {', '.join(known)}")
         if wanted == "values":
             return self._mean(inputs, "values", batch, device)
-        mean = self._mean(inputs, "probabilities", batch, device)
-        return mean if wanted == "probabilities" else first.shaped(self._logits(mean), wanted)
+        if wanted == "probabilities":
+            return self._mean(inputs, "probabilities", batch, device)
+        return first.shaped(self._logits(inputs, batch, device), wanted)
 
     def evaluate(self, inputs: Any, answers: Any = None, *, batch: int = BATCH,
                  device: str = "host") -> Score:
@@ -65,7 +66,7 @@ class Ensemble:
         DataError."""
         first = self.models[0]
         if first.network.loss_spec.link != "identity":
-            z = self._logits(self._mean(inputs, "probabilities", batch, device))
+            z = self._logits(inputs, batch, device)
         else:
             mean, targets = self._mean(inputs, "values", batch, device), first.target_normalisation
             z = targets.apply(mean) if targets is not None else \
@@ -82,11 +83,16 @@ class Ensemble:
         mean: NDArray[Any] = (total / len(self.models)).astype(dtype)
         return mean
 
-    def _logits(self, mean: NDArray[Any]) -> NDArray[np.float32]:
-        """What has these probabilities, so that losses count them as they count one network's."""
-        tiny = np.finfo(np.float32).tiny
-        p = np.maximum(mean.astype(np.float64), tiny)
-        if self.models[0].network.loss_spec.link == "softmax":
-            return np.log(p).astype(np.float32)
-        q = np.maximum(1.0 - mean.astype(np.float64), tiny)
-        return np.log(p / q).astype(np.float32)
+    def _logits(self, inputs: Any, batch: int, device: str) -> NDArray[np.float32]:
+        """What has the mean of the probabilities, computed from logarithms: none becomes 0, as in
+        the loss of one network."""
+        labelled = self.models[0].network.loss_spec.link == "softmax"
+        total: NDArray[np.float64] | None = None
+        for model in self.models:
+            z = model.predict(inputs, "logits", batch=batch, device=device).astype(np.float64)
+            logs = z - np.logaddexp.reduce(z, axis=1, keepdims=True) if labelled \
+                else -np.logaddexp(0.0, np.stack([-z, z]))  # of p and of 1 - p
+            total = logs if total is None else np.logaddexp(total, logs)
+        assert total is not None
+        mean = total - np.log(len(self.models)) if labelled else total[0] - total[1]
+        return np.asarray(mean, np.float32)

@@ -507,6 +507,20 @@ def test_an_ensemble_of_autoencoders_is_scored_as_one_network_is(loss: str) -> N
                                                                          rel=1e-5)
 
 
+@pytest.mark.parametrize("loss", ["cross_entropy", "bce"])
+def test_an_ensemble_counts_what_a_vanishing_probability_loses(loss: str) -> None:
+    """As one network does: float32 has no probability there, but its logarithm."""
+    y = Y if loss == "cross_entropy" else (Y[:, None] == np.arange(3)).astype(np.float32)
+    many = rawnn.train_many(**{**OPTIONS, "data": (X, y), "layers": (6, 8, 3), "loss": loss,
+                               "epochs": 2}, seed=[0, 1])
+    models, far = [member.model for member in many], X * 1e4
+    scores = [model.score(far, y).loss for model in models]
+    assert min(scores) > 100
+    for model, score in zip(models, scores, strict=True):
+        assert rawnn.Ensemble([model]).evaluate(far, y).loss == pytest.approx(score, rel=1e-5)
+    assert 100 < many.ensemble().evaluate(far, y).loss < min(scores)  # the surer one counts
+
+
 def test_json_and_pandas_hold_the_table(tmp_path: Path) -> None:
     pandas = requires.module("pandas")
     many = rawnn.train_many(**OPTIONS, lr=[0.02, 0.01])
