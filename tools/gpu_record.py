@@ -52,6 +52,7 @@ CHECKED = {
     "ops-loss": "the loss in the last product, sums of what is reported",
     "ops-scaled": "the loss in the last product: `wgmma_scaled`",
     "ops-flat": "elementwise kernels, updates and sums of columns",
+    "vanish": "losses of probabilities that vanish",
 }
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 NOT_REACHED = "NOT REACHED"

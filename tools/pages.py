@@ -53,7 +53,7 @@ TOGGLE_FILES = ("toggles-h200", "toggles-h100")
 NOT_MEASURED = "Not measured by `bench toggles` yet.\n"
 MANY, GRID = ("many-h100", "many-h200"), ("grid-h100", "grid-h200")
 """Files of a suite that need not be there: the first that is is shown."""
-SAMPLE = "sample-h200-95001"
+SAMPLE = "sample-h200-98001"
 """The random networks that the first page shows; other samples have a line each on RESULTS_PAGE."""
 
 
@@ -153,7 +153,7 @@ def against_the_best(results: Results) -> list[Grid]:
 MOST_SLOWER = 3
 """Networks on which rawnn is slower that the first page names; its page of limits has all."""
 SLOWER_FILES = {SAMPLE: "sample", "sample-h100": "sample", "sweep-h200": "sweep",
-                "peers-h200": "peers"}
+                "peers-h200": "peers", "grid-h200": "grid", "grid-h200-5": "grid"}
 """Results files -> their suite, which networks on which rawnn is slower are looked for in."""
 
 
@@ -180,8 +180,8 @@ def losses() -> list[Loss]:
             place = results.place(mine)
             found.append(Loss(
                 ratio, "-".join(map(str, network.layers)), network.batch, words,
-                NAMES[system(other)], f"{place.machine.partition(',')[0]}, {place.date[:10]}, "
-                f"commit {place.commit[:7]}"))
+                NAMES[system(other)],
+                f"{place.machine.partition(',')[0]}, commit {place.commit[:7]}"))
     large = trials.table("peers.toml", "slower")
     for commit, rows in large.by_commit().items():
         found += [Loss(float(ratio.removesuffix(" x")), network, int(batch),
@@ -204,9 +204,9 @@ def all_slower() -> str:
 
 def slower() -> str:
     """The networks on which rawnn is slowest, and compilation."""
-    lines = [f"- {loss.network} at batch {loss.batch:,}: {loss.ratio:.2f} x in "
-             f"{loss.precisions.replace('against', f'against {loss.peer} in')} ({loss.where})"
-             for loss in losses()[:MOST_SLOWER]]
+    lines = [f"- {loss.network}, batch {loss.batch:,}: {loss.ratio:.2f} x in {mine} against "
+             f"{loss.peer}'s {other} ({loss.where})" for loss in losses()[:MOST_SLOWER]
+             for mine, _, other in [loss.precisions.partition(" against ")]]
     found = networks(results_of(SAMPLE), "sample")
     steps = random_networks.break_even_steps(found)
     seconds = ", ".join(f"{NAMES[name]} {value:.1f} s"

@@ -53,8 +53,8 @@ bytes of an operand's element; and its least length."""
 MIN_EXTENT = 128
 """Least extent of a GEMM that the model is for."""
 ROW_BYTES = 16
-"""Bytes of which the operands' rows have to be multiples. With others cuBLASLt takes slower kernels,
-also where rows are padded: a step took longer than in float32 (results/trials/cublas.toml)."""
+"""Bytes of which the lengths of the operands' rows have to be multiples. With others cuBLASLt takes
+slower kernels, even where rows are padded (results/trials/cublas.toml)."""
 MARGIN = 0.92
 """A GEMM is cuBLASLt's if less than this part of `mma`'s time is expected of it there."""
 LOAD_US = 0.9e6

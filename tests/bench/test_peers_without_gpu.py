@@ -76,6 +76,14 @@ def test_losses_of_jax_are_those_of_numpy(jax: list[ModuleType], loss: str, bias
     assert jax[0].loss_of(problem, precision, wider, x[:6], y[:6], 5) == pytest.approx(found)
 
 
+def test_a_loss_of_numpy_has_no_bound() -> None:
+    """Where float32 has no probability of a class, it has its logarithm."""
+    z = np.array([[[300.0, -200.0, 0.0], [0.0, 1.0, 0.0]]], np.float32)
+    found, slope = loss_and_gradient("cross_entropy", z, np.array([[1, 1]]))
+    np.testing.assert_allclose(found, [(500 + np.log(1 + 2 / np.e)) / 2], rtol=1e-6)
+    np.testing.assert_allclose(slope[0, 0], [0.5, -0.5, 0])
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_steps_of_jax_are_those_of_numpy(jax: list[ModuleType], optimizer: str) -> None:
     """Three updates by the same gradients: momentum and its correction show from the second on."""

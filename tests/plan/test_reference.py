@@ -118,7 +118,7 @@ def test_an_update_from_slices_is_the_update_from_the_whole_gradient(slices: int
     np.testing.assert_array_equal(found.copy, found.w)
 
 
-def test_a_loss_that_is_nan_stays_nan_and_that_of_a_vanishing_probability_is_of_the_logits() -> None:
+def test_a_loss_that_is_nan_stays_nan_and_one_of_a_vanishing_probability_is_exact() -> None:
     y, cursor = np.zeros(1, int), np.zeros(1, np.int32)
 
     def loss(p: float) -> float:

@@ -173,8 +173,8 @@ def rows_and_labels(outputs: int) -> tuple[np.ndarray, np.ndarray]:
 def test_a_softmax_is_the_same_however_it_is_shared(softmaxes: EmulatedLibrary,
                                                     layout: tuple[Any, ...]) -> None:
     """dz = (p - onehot(label)) * share and the label's probability, or its logarithm where float32
-    does not hold it, as float64 has them. A label that is none has no one, and a probability that is
-    no number."""
+    does not hold it, as float64 has them. A label that is none has no one, and a probability that
+    is no number."""
     outputs, _, warps, blocks, one, whole = layout
     z, labels = rows_and_labels(outputs)
     wide = z.astype(np.float64)

@@ -124,11 +124,13 @@ def loss_and_gradient(loss: str, z: Tensor, y: Tensor) -> tuple[Any, Tensor]:
     """The mean loss [...] of a batch, and its derivative by the outputs [..., batch, outputs]."""
     batch, outputs = z.shape[-2:]
     if loss == "cross_entropy":
-        e = np.exp(z - z.max(axis=-1, keepdims=True))
-        p = e / e.sum(axis=-1, keepdims=True)
-        picked = np.take_along_axis(p, y[..., None], axis=-1)
-        np.put_along_axis(p, y[..., None], picked - 1, axis=-1)
-        return -np.log(picked[..., 0]).mean(axis=-1), p / z.dtype.type(batch)
+        below, at = z - z.max(axis=-1, keepdims=True), y[..., None]
+        p = np.exp(below)
+        total = p.sum(axis=-1, keepdims=True)
+        p /= total
+        np.put_along_axis(p, at, np.take_along_axis(p, at, axis=-1) - 1, axis=-1)
+        terms = np.log(total) - np.take_along_axis(below, at, axis=-1)
+        return terms[..., 0].mean(axis=-1), p / z.dtype.type(batch)
     if loss == "mse":
         d = z - y
         return np.square(d).mean(axis=(-2, -1)), d * z.dtype.type(2 / (batch * outputs))
