@@ -59,6 +59,14 @@ HARMLESS: dict[str, str] = {
         "persistent/input.cuh: zero fill: const int b = i < second_count ? order[second + i] : 0; "
         "[54]",
     ), "numbers of examples that do not exist are not used"),
+    "persistent/by_examples.cuh: bounds check: if (warp_index() >= WARPS || first >= SHAPE::kSent) return; [2]":
+        "a warp without examples has none that is its own: it reads and publishes nothing",
+    "persistent/by_examples.cuh: zero fill: if (lane % 4 != 0) total[q] = 0.0f; [39]":
+        "of outputs behind the tenth, which do not exist and of which nothing is stored",
+    **dict.fromkeys((
+        "fused/head_rows.cuh: zero fill: float of_label = 0.0f; [18]",
+        "gemm/mma_loss.cuh: zero fill: float of_label = 0.0f; [18]",
+    ), "the lane that has the label sets it, and the others' is used in no loss"),
     "persistent/loss.cuh: barrier: __syncwarp(); [4]":
         "the shuffles ahead of it bring the lanes together as well",
     "persistent/loss.cuh: zero fill: const float of_label = is ? z[label * SHAPE::kPitch] : 0.0f; [56]":
@@ -204,6 +212,8 @@ HARMLESS: dict[str, str] = {
 """By Fault.name."""
 
 OUT_OF_REACH: dict[str, str] = {
+    "persistent/by_examples.cuh: bounds check: if (warp_index() >= WARPS) return; [2]":
+        "in none of these plans has a warp more than one task, so that the others have none",
     "persistent/elements.cuh: bound: if (row[i] < count) store_two<SHAPE>(to, slope[i].x, "
     "slope[i].y); [16]":
         "the row behind the last gets the zero that it has, but where slices are of 8 outputs more "
