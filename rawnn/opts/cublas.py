@@ -144,7 +144,7 @@ def outcomes(plan: Plan, value: str | int | None) -> list[Outcome]:
     if value != "auto":
         return []
     return [Outcome(each.op.name, "" if each.is_faster else
-                    f"{each.library:.1f} us are expected of it, {each.own:.1f} by mma")
+                    f"{each.cublas:.1f} us are expected of it, {each.own:.1f} by mma")
             for each in expected_times(plan)]
 
 

@@ -69,12 +69,12 @@ class Expected:
 
     op: Op
     own: float
-    library: float
+    cublas: float
 
     @property
     def is_faster(self) -> bool:
         """Whether cuBLASLt is expected to be faster."""
-        return self.library < MARGIN * self.own
+        return self.cublas < MARGIN * self.own
 
 
 def evaluate_cublas(network: Network, recipe: Recipe, data_spec: DataSpec, precision: str,
@@ -96,15 +96,15 @@ def evaluate_cublas(network: Network, recipe: Recipe, data_spec: DataSpec, preci
     faster = [each for each in expected_times(plan) if each.is_faster]
     if not faster:
         return False, ""
-    own, library = (sum(us) for us in zip(*((f.own, f.library) for f in faster), strict=True))
-    sentence = f"{', '.join(each.op.name for each in faster)}: {library:.0f} us are expected of " \
+    own, cublas = (sum(us) for us in zip(*((f.own, f.cublas) for f in faster), strict=True))
+    sentence = f"{', '.join(each.op.name for each in faster)}: {cublas:.0f} us are expected of " \
                f"{'them' if len(faster) > 1 else 'it'}, {own:.0f} by mma"
     reason = TOGGLES["cublas"].needs(machine)
     if reason is None and not machine.has_package("cublasLt"):
         reason = "needs the cuBLAS wheel: pip install 'rawnn[cu12]' (or 'rawnn[cu13]' for CUDA 13)"
     if reason is not None:
         return False, f"best goes without cublas, which {reason}; it would take it for {sentence}"
-    if steps is not None and steps * (own - library) < LOAD_US:
+    if steps is not None and steps * (own - cublas) < LOAD_US:
         return False, f"best goes without cublas: {steps} steps are too few to earn its loading, " \
                       f"about {LOAD_US / 1e6:.1g} s; it would take it for {sentence}"
     return True, f"best takes cublas for {sentence}"
@@ -123,7 +123,7 @@ def expected_times(plan: Plan) -> list[Expected]:
     models were not fitted, and none in float32, which cuBLASLt does not compute by tensor cores."""
     if not plan.target.has("wgmma"):
         return []
-    return [Expected(op, _own_us(plan, op, p), _library_us(plan, op, p))
+    return [Expected(op, _own_us(plan, op, p), _cublas_us(plan, op, p))
             for op in plan.find(kind="matmul") if op.impl in PREDICTED
             for p in [gemm_shape(op, plan)]
             if p.times == 1 and (p.size, p.layout) in MULTIPLIES_PER_CYCLE
@@ -142,7 +142,7 @@ def _own_us(plan: Plan, op: Op, p: GemmShape) -> float:
                _nbytes(plan, op, _updates(plan, op)) / GEMM_BYTES_PER_US)
 
 
-def _library_us(plan: Plan, op: Op, p: GemmShape) -> float:
+def _cublas_us(plan: Plan, op: Op, p: GemmShape) -> float:
     in_place = [each for each in _updates(plan, op) if updates_in_place(plan, each)]
     separate = sum(SEPARATE_US + _nbytes(plan, each) / SEPARATE_BYTES_PER_US
                    for each in _separate(plan, op))

@@ -94,7 +94,7 @@ def test_the_times_that_are_expected_grow_with_the_batch() -> None:
     few, many = times(1280), times(12800)
     for name in ("fc2.forward", "fc2.input_grad", "fc2.weight_grad"):
         assert many[name].own > 4 * few[name].own
-        assert many[name].library > 4 * few[name].library
+        assert many[name].cublas > 4 * few[name].cublas
 
 
 @pytest.mark.parametrize(("precision", "aligned"), [("tf32", 4), ("bf16", 8)])
@@ -154,7 +154,7 @@ def test_a_run_takes_cublas_once_it_saves_more_than_a_cold_load() -> None:
         return cublas_payoff.evaluate_cublas(WIDE, recipe, data_spec, "tf32", CAPABLE, (), steps)
 
     plan = chosen("mma,tf32").apply(training_step(WIDE, recipe, data_spec))[0]
-    saved = sum(each.own - each.library for each in expected_times(plan) if each.is_faster)
+    saved = sum(each.own - each.cublas for each in expected_times(plan) if each.is_faster)
     assert taken(None)[0]
     assert taken(int(1e6 / saved) + 1)[0]
     for seconds in (0.2, 0.87):
