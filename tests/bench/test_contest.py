@@ -28,12 +28,18 @@ from tests.bench.measuring import made_of, standing, tiny
 LARGE = ("X", "Y")
 
 
-@pytest.mark.parametrize(("names", "at_once", "wanted"), [
-    ("abcd", 3, "abc"), ("abcd", 9, "abcd"), ("Xab", 9, "X"), ("abXc", 9, "ab"), ("XY", 9, "X"),
-    ("aXb", 1, "a")])
-def test_large_problems_are_made_ready_alone(names: str, at_once: int, wanted: str) -> None:
-    rules = Rules(("rawnn",), "gpu", at_once=at_once, is_large=lambda p: p.name in LARGE)
-    assert [p.name for p in rules.group([tiny(name=name) for name in names])] == list(wanted)
+@pytest.mark.parametrize(("names", "at_once", "programs", "wanted"), [
+    ("abcd", 3, 99, "abc"), ("abcd", 9, None, "abcd"), ("abcd", 9, 32, "ab"), ("abcd", 9, 31, "a"),
+    ("abcd", 9, 5, "a"), ("XYab", 9, 28, "XYa"), ("XYab", 9, 27, "XY"), ("aXYb", 9, 28, "aXY"),
+    ("aXb", 1, 99, "a")])
+def test_problems_are_made_ready_together_where_the_memory_has_room(
+        names: str, at_once: int, programs: int | None, wanted: str) -> None:
+    """Of a large one six programs are counted, of another sixteen; one is taken whatever it is."""
+    problems = [tiny(name=name) for name in names]
+    memory = None if programs is None else -(-4 * problems[0].program_bytes * programs // 3)
+    rules = Rules(("rawnn",), "gpu", at_once=at_once, is_large=lambda p: p.name in LARGE,
+                  memory=memory)
+    assert [p.name for p in rules.group(problems)] == list(wanted)
 
 
 @pytest.mark.parametrize(("device", "ours", "theirs"), [

@@ -61,13 +61,10 @@ def test_forms_of_jax_are_forms_that_it_has() -> None:
     assert {form.split(":")[0] for form in JAX} == set(jax_system.PRECISION)
 
 
-def test_large_problems_are_made_ready_alone_and_again_for_their_time() -> None:
-    problems = [tiny(name=f"p{i}", batch=batch, steps=4) for i, batch in enumerate((6, 6, 9, 6))]
-    rules = Rules(("rawnn", "numpy"), "host", at_once=2, is_large=lambda p: p.batch == 9)
-    assert [[p.name for p in rules.group(problems[i:])] for i in range(4)] == [
-        ["p0", "p1"], ["p1"], ["p2"], ["p3"]]
+def test_programs_of_large_problems_are_made_again_for_their_time() -> None:
+    rules = Rules(("rawnn", "numpy"), "host", is_large=lambda p: p.batch == 9)
     with standing("made-up", where=place(device="host", gpu=None)) as harness:
-        compare(harness, [task_of(problems[2], "made-up/p2")], rules)
+        compare(harness, [task_of(tiny(batch=9, steps=4), "made-up/p2")], rules)
     entries = harness.results.entries("made-up")
     assert [(e.variant, e.status, len(e.samples("step_us"))) for e in entries] == [
         ("rawnn best", "measured", 8), ("numpy arrays", "measured", 8)]

@@ -27,6 +27,7 @@ class Group:
         self.asked: list[Any] = []
         self.given_back: list[str] = []
         self.versions = {"numpy": "2.9"}
+        self.last = ready
 
     def __call__(self, systems: tuple[str, ...], problems: int, memory: int | None) -> Group:
         self.made.append((systems, problems, memory))
@@ -62,7 +63,8 @@ class Group:
         return SimpleNamespace(
             problem=problem, system=system, programs=[made_of([1.0])], reason="", time=time,
             forget=lambda: self.given_back.append(f"forget {problem.name} {system}"),
-            lane=SimpleNamespace(renew=lambda: self.given_back.append(f"renew {system}")))
+            lane=SimpleNamespace(is_idle=problem.name in self.last,
+                                 renew=lambda: self.given_back.append(f"renew {system}")))
 
 
 def compared(monkeypatch: pytest.MonkeyPatch, group: Group, names: str, said: list[str],
@@ -70,8 +72,8 @@ def compared(monkeypatch: pytest.MonkeyPatch, group: Group, names: str, said: li
     monkeypatch.setattr(system_comparison, "Lanes", group)
     monkeypatch.setattr(system_comparison, "checker", lambda problem, programs: None)
     rules = Rules(("rawnn", "numpy"), "sim", forms=lambda problem, system: [
-        f"{system} of {problem.name}"], is_large=lambda p: p.name == "L", rounds=1,
-        memory=5, **more)
+        f"{system} of {problem.name}"], is_large=lambda p: p.name in "LM", rounds=1,
+        memory=1 << 30, **more)
     tasks = [task_of(tiny(name=name), f"sample/{name}") for name in names]
     with standing("sample", where=place(device="sim"), notify=said.append, budget=budget) as found:
         compare(found, tasks, rules)
@@ -79,33 +81,36 @@ def compared(monkeypatch: pytest.MonkeyPatch, group: Group, names: str, said: li
 
 
 def test_networks_are_made_ready_in_groups_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large one by itself, whose lanes begin anew behind it; what is not ready comes again."""
-    group, said = Group("abcL"), list[str]()
-    found = compared(monkeypatch, group, "abLc", said, at_once=3, timeout_s=90.0)
+    """Lanes begin anew behind the last large one that they had ready."""
+    group, said = Group("abcLM"), list[str]()
+    group.last = "bMc"
+    found = compared(monkeypatch, group, "aLMbc", said, at_once=3, timeout_s=90.0)
     asked = [a for a in group.asked if isinstance(a, list)]
-    assert asked == [["a", "b"], ["L"], ["c"]]
-    assert group.made == [(("rawnn", "numpy"), 3, 5)]
+    assert asked == [["a", "L", "M"], ["b", "c"]]
+    assert group.made == [(("rawnn", "numpy"), 3, 1 << 30)]
     assert [a for a in group.asked if not isinstance(a, list)] == [
         Prepare(tiny(name=name), "sim" if system == "rawnn" else "host", [f"{system} of {name}"],
-                90.0, name == "L") for name in "abLc" for system in ("rawnn", "numpy")]
-    backs = [[f"forget {n} {s}", *([f"renew {s}"] if n == "L" else [])]
-             for n in "abLc" for s in ("rawnn", "numpy")]
+                90.0, name in "LM") for name in "aLMbc" for system in ("rawnn", "numpy")]
+    backs = [[f"forget {n} {s}", *([f"renew {s}"] if n == "M" else [])]
+             for n in "aLMbc" for s in ("rawnn", "numpy")]
     assert group.given_back == [back for several in backs for back in several]
     assert found.environment.libraries["numpy"] == "2.9"
     assert [(e.case, e.median("step_us")) for e in found.results.entries()] == [
-        (f"sample/{n}", 250.0) for n in "abLc" for _ in "ab"]
-    assert said[:4] == [f"{n} is ready in {s} ({k} of 4, 0 s)" for k, (n, s) in enumerate(
-        [(n, s) for n in "ab" for s in ("rawnn", "numpy")], 1)]
+        (f"sample/{n}", 250.0) for n in "aLMbc" for _ in "ab"]
+    assert said[:6] == [f"{n} is ready in {s} ({k} of 6, 0 s)" for k, (n, s) in enumerate(
+        [(n, s) for n in "aLM" for s in ("rawnn", "numpy")], 1)]
     assert found.results.ended == {}
 
 
-@pytest.mark.parametrize(("left", "seconds", "ready", "is_begun"), [
-    (16.1, 10.0, 1, True), (15.9, 10.0, 1, False), (13.1, 10.0, 0, True), (3.0, 0.0, 0, False)])
-def test_a_network_is_begun_with_time_for_it_and_for_timing_those_that_wait(
-        monkeypatch: pytest.MonkeyPatch, left: float, seconds: float, ready: int, is_begun: bool
-        ) -> None:
+@pytest.mark.parametrize(("left", "seconds", "waiting", "is_begun"), [
+    (16.1, 10.0, "ab", True), (15.9, 10.0, "ab", False), (13.1, 10.0, "a", True),
+    (3.0, 0.0, "a", False), (33.1, 10.0, "aL", True), (32.9, 10.0, "La", False)])
+def test_a_network_is_begun_with_time_for_it_and_for_timing_all_that_then_wait(
+        left: float, seconds: float, waiting: str, is_begun: bool) -> None:
     harness: Any = SimpleNamespace(left=left)
-    assert system_comparison._has_time_for(harness, ready, seconds) is is_begun
+    rules = Rules(("rawnn",), "gpu", is_large=lambda p: p.name == "L")
+    problems = [tiny(name=name) for name in waiting]
+    assert system_comparison._has_time_for(harness, rules, problems, seconds) is is_begun
 
 
 @pytest.mark.parametrize(("seconds", "asked", "said"), [
@@ -120,7 +125,7 @@ def test_another_group_is_begun_if_the_budget_suffices(
     prepares = [a for a in group.asked if isinstance(a, Prepare)]
     assert all(40.0 < a.seconds <= 50.0 for a in prepares)
     assert group.has_time_for(0, 40.0)
-    assert not group.has_time_for(3, 40.0)
+    assert not group.has_time_for(0, 48.0)
     assert any(word.startswith(said) for word in words) if said else not found.results.ended
     assert (found.results.ended == {"sample": "the budget of 50 s was spent"}) is bool(said)
 
@@ -182,7 +187,9 @@ def asked(name: str, seconds: float = 20.0) -> Prepare:
 def test_a_lane_keeps_what_is_ready_and_begins_anew_without_what_broke(processes: list[Process]
                                                                        ) -> None:
     lane = Lane("numpy", 3)
+    assert lane.is_idle
     one, dies, two = (lane.prepare(asked(name)) for name in ("one", "dies", "two"))
+    assert not lane.is_idle
     assert (one.system, one.reason, len(one.programs), len(two.programs)) == ("numpy", "", 1, 2)
     assert dies.time(0, 5.0).reason == "it died"
     assert (dies.reason, one.reason) == ("it died", "")

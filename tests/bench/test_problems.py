@@ -99,6 +99,16 @@ def test_workloads_become_problems() -> None:
         assert generated.arrays()[0].shape == (generated.examples, 784)
 
 
+def test_all_programs_begin_with_the_same_weights_which_nobody_writes_to() -> None:
+    one, other = tiny(seed=5), tiny(seed=6)
+    for problem in (one, other, one):
+        drawn = problem.config("best", "host").network().initial(problem.seed)
+        for array, wanted in zip(problem.initial(), drawn.values(), strict=True):
+            np.testing.assert_array_equal(array, wanted)
+            assert not array.flags.writeable
+    assert all(a is b for a, b in zip(one.initial(), one.initial(), strict=True))
+
+
 @pytest.mark.parametrize(("optimizer", "moments"), [("sgd", 0), ("adam", 2)])
 @pytest.mark.parametrize("is_biased", [False, True])
 def test_bytes_and_operations_are_those_of_the_arrays_and_products(

@@ -32,7 +32,6 @@ from rawnn.bench.suites import Count, Settings, Suites
 CLASSES = 10
 DATA_BYTES, FLOPS = 2**30, 2e13
 """Of an epoch, at most, unless two steps take more."""
-AT_ONCE = 12
 JAX = ("tf32:scan, unrolled 8", "tf32:scan", "bf16:scan, unrolled 8", "bf16:scan", "float32:scan")
 
 Cell = tuple[int, int, int, Rule]
@@ -71,7 +70,7 @@ def measure(harness: Harness, suites: Suites, *, count: int | None, seed: int | 
         tasks = [task_of(p, f"grid/{p.name}", width=cell[0], depth=cell[1], cell_batch=cell[2])
                  for p, cell in zip(problems, cells, strict=True)]
     compare_systems(harness, tasks, peers, suite.systems, device, forms,
-                    partial(part_of, asked_part(harness, part)), at_once=AT_ONCE, is_large=is_large)
+                    partial(part_of, asked_part(harness, part)), is_large=is_large)
 
 
 def order_of(suite: GridSuite, seed: int) -> list[Cell]:

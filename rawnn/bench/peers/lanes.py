@@ -68,6 +68,11 @@ class Lane:
         self._prepared: list[tuple[Prepare, Prepared]] = []
         self._closed = False
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is ready in it."""
+        return not self._prepared
+
     def prepare(self, command: Prepare) -> Prepared:
         """Make a problem's programs ready. Never raises."""
         prepared = Prepared(command.problem, self)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from math import inf, isfinite, nan
 from time import monotonic
 from typing import Any
@@ -44,8 +44,14 @@ TIMER = {
 }
 FAR_SLOWER = 1.25
 """A form this much slower than the fastest of its system and precision has no further turn."""
-TIMING_S = 3.0
-"""Of a budget, what is kept to time each network that was begun to be made ready."""
+TIMING_S, LARGE_TIMING_S = 3.0, 20.0
+"""Of a budget, what is kept to time each network that was begun to be made ready, and each large
+one, whose programs are made again."""
+PROGRAMS, LARGE_PROGRAMS = 16, 6
+"""Programs of a problem that may have to fit the GPU's memory together: all of them; of a large one
+each system has one, and JAX keeps the memory that it once took."""
+ROOM = 0.75
+"""Of the GPU's memory, what the programs that are made ready together may take."""
 TURN_S = 60.0
 """What a turn may take at most."""
 
@@ -56,10 +62,9 @@ Forms = Callable[[Problem, str], list[str]]
 class Rules:
     """How systems are compared: which, the device of ours and of the others, the forms that each is
     asked for, turns of each program, seconds for making a problem's programs ready, problems at a
-    time, and which problems are too large for their programs to lie on the
-    device side by side: those are made ready alone, and each program is made again for its time.
-    `memory` is the GPU's, in bytes. With `records_losses` losses are what is measured, those of
-    float64 included."""
+    time, and which problems are too large for their programs to lie on the device side by side: of
+    those each program is made again for its time. `memory` is the GPU's, in bytes. With
+    `records_losses` losses are what is measured, those of float64 included."""
 
     systems: tuple[str, ...]
     device: str
@@ -71,11 +76,19 @@ class Rules:
     memory: int | None = None
     records_losses: bool = False
 
-    def group(self, problems: Sequence[Problem]) -> list[Problem]:
-        """The first of some problems that are made ready together."""
-        if self.is_large(problems[0]):
-            return [problems[0]]
-        return list(takewhile(lambda p: not self.is_large(p), problems[:self.at_once]))
+    def group(self, problems: Sequence[Problem]) -> Sequence[Problem]:
+        """The first of some problems that are made ready together: one, and as many more as the
+        memory has room for."""
+        taken = accumulate(map(self._bytes, problems[:self.at_once]))
+        room = inf if self.memory is None else ROOM * self.memory
+        return problems[:max(1, sum(1 for _ in takewhile(lambda bytes_: bytes_ <= room, taken)))]
+
+    def _bytes(self, problem: Problem) -> int:
+        return problem.program_bytes * (LARGE_PROGRAMS if self.is_large(problem) else PROGRAMS)
+
+    def timing_s(self, problems: Sequence[Problem]) -> float:
+        """About how many seconds it takes to time some problems."""
+        return sum(LARGE_TIMING_S if self.is_large(p) else TIMING_S for p in problems)
 
     def device_of(self, system: str) -> str:
         return self.device if system == OURS or self.device != "sim" else "host"
@@ -253,16 +266,17 @@ def _compared(problems: Sequence[Problem], rules: Rules, harness: Harness,
             left = [p for p in left if p.name not in done]
             if harness.interrupted:
                 return
-            if left and not (done and _has_time_for(harness, 0, lanes.usual())):
+            if left and not (done and _has_time_for(harness, rules, left[:1], lanes.usual())):
                 harness.notify(f"the budget is spent: {len(left)} of {len(problems)} networks are "
                                f"left")
                 return
 
 
-def _has_time_for(harness: Harness, ready: int, seconds: float) -> bool:
-    """Whether what is left of the budget suffices to make one more network ready, which takes
-    `seconds`, and to time it behind `ready` others."""
-    return harness.left > seconds + TIMING_S * (ready + 1)
+def _has_time_for(harness: Harness, rules: Rules, waiting: Sequence[Problem],
+                  seconds: float) -> bool:
+    """Whether what is left of the budget suffices to make the last of the problems that then wait
+    ready, which takes `seconds`, and to time all of them."""
+    return harness.left > seconds + rules.timing_s(waiting)
 
 
 def _compared_group(group: Sequence[Problem], rules: Rules, lanes: Lanes, harness: Harness,
@@ -283,7 +297,8 @@ def _compared_group(group: Sequence[Problem], rules: Rules, lanes: Lanes, harnes
                        f"{total}, {monotonic() - begun:.0f} s)")
 
     try:
-        everything = lanes.prepare(group, command, done, partial(_has_time_for, harness))
+        everything = lanes.prepare(group, command, done, lambda ready, seconds: _has_time_for(
+            harness, rules, group[:ready + 1], seconds))
     except KeyboardInterrupt:
         if not rules.records_losses:
             raise
@@ -300,8 +315,8 @@ def _compared_group(group: Sequence[Problem], rules: Rules, lanes: Lanes, harnes
         variants = timed_in_turns(tasks[problem.name], prepared, rules, harness)
         for each in prepared:
             each.forget()
-            if rules.is_large(problem):  # a system's allocator may keep what it once had
-                each.lane.renew()
+            if rules.is_large(problem) and each.lane.is_idle:
+                each.lane.renew()  # its system's allocator may keep what it once had
         if harness.interrupted and not rules.records_losses:
             return
         is_first = False
