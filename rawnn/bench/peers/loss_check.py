@@ -18,14 +18,15 @@ operands of products that are rounded up or down at random, in proportion to how
 tf32 also once with operands that are cut off, as tensor cores do with those that a kernel has not
 rounded. Each is as valid a run as the program's own. The program may be as far away as TIMES the
 furthest of them. What is wrong by more than rounding is still found, and a network that rounding
-hardly moves gets no wider tolerance.
+hardly moves gets no wider tolerance. A network for which that would take minutes is allowed what
+its precision costs the systems, as in float32.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 
 import numpy as np
@@ -51,8 +52,9 @@ the fixed shares, rounding to the nearest uses up 0.34 of this, a run without th
 on other batches 9.6 (results/trials/peers.toml)."""
 MOST_WORK = 1e11
 """Operations of a run up to which it is measured: all ways take some seconds. A larger one, up to
-WAYS times as large, has batches over which random rounding averages out, and the cut alone; one
-beyond has the fixed shares."""
+WAYS times as large, has batches over which random rounding averages out, and the cut alone."""
+ROUNDING = 300
+"""Operations of a product in whose time one operand is rounded at random."""
 
 Cost = NDArray[np.float64] | float
 """How far from float64 a precision moves losses."""
@@ -62,11 +64,12 @@ ShareOf = Callable[[ReadyProgram], float]
 
 @dataclass(frozen=True)
 class Reference:
-    """What losses of a network are compared with: float64 [steps], and what float32 costs by
-    windows."""
+    """What losses of a network are compared with: float64 [steps], what float32 costs by windows,
+    and what other precisions do."""
 
     losses: NDArray[np.float64]
     cost: NDArray[np.float64]
+    coarse: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
 
     def share(self, losses: Losses, precision: str, more: Cost = 0.0) -> float:
         """The largest share of the tolerance that a window used up; above 1 is wrong, and so are
@@ -139,28 +142,42 @@ def checker(problem: Problem, programs: Sequence[tuple[str, ReadyProgram]]) -> S
 def reference(made: Sequence[tuple[str, ReadyProgram]]) -> Reference | None:
     """What all programs, with their systems, are compared with. None unless two systems at least
     have losses in float32."""
-    first: dict[str, list[float | None]] = {}
-    truth: list[float | None] = []
-    for system, program in made:
-        if program.reason:
-            continue
-        if program.precision == TRUTH and len(program.losses) > len(truth):
-            truth = program.losses
-        if program.precision == "float32" and len(program.losses) > len(first.get(system, [])):
-            first[system] = program.losses
-    if len(first) < 2:
+    usable = [(system, program) for system, program in made if not program.reason]
+    truth = max((p.losses for _, p in usable if p.precision == TRUTH), key=len, default=[])
+    every = _longest(usable, "float32")
+    if len(every) < 2:
         return None
-    longest = max(len(losses) for losses in first.values())
-    whole = [as_array(losses) for losses in first.values() if len(losses) == longest]
+    longest = max(map(len, every))
+    whole = [each for each in every if len(each) == longest]
     right = as_array(truth)
     if len(right) == longest and np.isfinite(right).all():
-        costs = [np.maximum.accumulate(np.abs(windows(w) - windows(right))) for w in whole]
-        usual = np.median(costs, axis=0)
-        if len(costs) == 2:
-            usual = np.minimum(np.maximum(*costs), ALIKE * np.minimum(*costs))
-        return Reference(right, np.nan_to_num(usual, nan=0.0))
+        return Reference(right, _usual_cost(whole, right), {
+            precision: _usual_cost(found, right) for precision in BITS
+            if len(found := [each for each in _longest(usable, precision)
+                             if len(each) == longest]) > 1})
     right = np.median(whole, axis=0) if len(whole) > 1 else whole[0]
     return Reference(right, np.zeros(len(windows(right))))
+
+
+def _longest(made: Sequence[tuple[str, ReadyProgram]], precision: str
+             ) -> list[NDArray[np.float64]]:
+    """The losses of each system's first program in a precision, of those with the most steps."""
+    found: dict[str, Losses] = {}
+    for system, program in made:
+        if program.precision == precision and len(program.losses) > len(found.get(system, [])):
+            found[system] = program.losses
+    return [as_array(losses) for losses in found.values()]
+
+
+def _usual_cost(found: Sequence[NDArray[np.float64]], right: NDArray[np.float64]
+                ) -> NDArray[np.float64]:
+    """How far the losses of one precision in several systems usually are from the truth, by
+    windows."""
+    costs = [np.maximum.accumulate(np.abs(windows(each) - windows(right))) for each in found]
+    usual = np.asarray(np.median(costs, axis=0))
+    if len(costs) == 2:
+        usual = np.minimum(np.maximum(*costs), ALIKE * np.minimum(*costs))
+    return np.asarray(np.nan_to_num(usual, nan=0.0))
 
 
 @lru_cache(4)
@@ -174,16 +191,27 @@ def ensemble_reference(problem: Ensemble) -> EnsembleReference:
 def share(right: Reference | EnsembleReference, problem: Problem, program: ReadyProgram) -> float:
     """The largest share of the tolerance that a program's losses used up; above 1 is wrong."""
     found = right.share(program.losses, program.precision)
-    networks = len(problem.checked) if isinstance(problem, Ensemble) else 1
-    work = problem.flops * CHECKED_EPOCHS * problem.steps * networks
-    if not 1 < found < np.inf or program.precision not in BITS or work > WAYS * MOST_WORK:
+    if not 1 < found < np.inf or program.precision not in BITS:
         return found
+    work = _work(problem)
+    if work > WAYS * MOST_WORK:
+        coarse = right.coarse.get(program.precision) if isinstance(right, Reference) else None
+        return found if coarse is None else \
+            right.share(program.losses, program.precision, SLACK * coarse)
     away = [right.distance(each) for each in
             _rounded_runs(problem, program.precision, WAYS if work <= MOST_WORK else 0)]
     if not away:
         return found
     cost = np.maximum.accumulate(np.nan_to_num(np.max(away, axis=0), nan=0.0, posinf=0.0))
     return right.share(program.losses, program.precision, TIMES * cost)  # errors may cancel later
+
+
+def _work(problem: Problem) -> float:
+    """Operations of a run in NumPy whose operands are rounded: two for each weight, four for each
+    unit of each example."""
+    rounded = 2 * problem.weights + 4 * problem.batch * sum(problem.layers)
+    networks = len(problem.checked) if isinstance(problem, Ensemble) else 1
+    return (problem.flops + ROUNDING * rounded) * CHECKED_EPOCHS * problem.steps * networks
 
 
 @lru_cache(8)
@@ -223,7 +251,7 @@ def stochastically_rounded(bits: int, seed: int) -> Callable[[Tensor], Tensor]:
 
     def rounded(array: Tensor) -> Tensor:
         words = np.ascontiguousarray(array, np.float32).view(np.uint32)
-        added = generator.integers(0, 1 << dropped, words.shape, np.uint32)
+        added = generator.integers(0, 1 << 16, words.shape, np.uint16) >> (16 - dropped)
         found: Tensor = ((words + added) & mask).view(np.float32)
         return found
 
