@@ -26,16 +26,19 @@ from rawnn.ptx.gemm.tile_cost import CYCLES_PER_US
 from rawnn.ptx.gemm.tiles import GemmShape, gemm_shape
 from rawnn.ptx.kernel_registry import ceil
 
-GEMM_BYTES_PER_US, SEPARATE_BYTES_PER_US = 3.3e6, 2.0e6
-"""Bytes that a GEMM at most reads and writes in a microsecond, and a separate kernel in a step."""
+GEMM_BYTES_PER_US = 3.3e6
+"""Bytes that a GEMM at most reads and writes in a microsecond."""
+SEPARATE_BYTES_PER_US, BIAS_BYTES_PER_US = {4: 3.3e6, 2: 2.0e6}, 2.0e6
+"""Those of a separate kernel in a step, by bytes of an operand's element: GEMMs of four bytes leave
+more of the memory's time to what runs beside them. And those of a bias gradient."""
 SEPARATE_US = 3.0
 """Microseconds by which a separate kernel delays a step besides its bytes."""
 UPDATE_FACTOR = 0.5
 """The part of a separate update's time by which a step is longer: the rest overlaps with the
 backward pass."""
-OWN_16_BIT = 0.75
+OWN_16_BIT, OWN_16_BIT_LONG, LONG_SUM = 0.75, 0.8, 4096
 """The part of the time predicted by the model of `mma` that its kernels take for a large GEMM of
-16-bit operands."""
+16-bit operands; for a weight gradient of sums that are LONG_SUM or longer; and that length."""
 LATE_US = 1.5
 """Microseconds by which a GEMM of cuBLASLt is late: it does not start before its predecessor ends
 (`pdl`)."""
@@ -137,15 +140,17 @@ def _row_lengths(p: GemmShape) -> tuple[int, int]:
 
 
 def _own_us(plan: Plan, op: Op, p: GemmShape) -> float:
-    factor = OWN_16_BIT if p.size == 2 else 1.0
+    is_long = p.layout == "tn" and p.k >= LONG_SUM
+    factor = 1.0 if p.size != 2 else OWN_16_BIT_LONG if is_long else OWN_16_BIT
     return max(factor * predicted(op.impl, p, plan.target) / CYCLES_PER_US,
                _nbytes(plan, op, _updates(plan, op)) / GEMM_BYTES_PER_US)
 
 
 def _cublas_us(plan: Plan, op: Op, p: GemmShape) -> float:
     in_place = [each for each in _updates(plan, op) if updates_in_place(plan, each)]
-    separate = sum(SEPARATE_US + _nbytes(plan, each) / SEPARATE_BYTES_PER_US
-                   for each in _separate(plan, op))
+    separate = sum(SEPARATE_US + _nbytes(plan, each) / (
+        BIAS_BYTES_PER_US if each.kind == "bias_grad" else SEPARATE_BYTES_PER_US[p.size])
+        for each in _separate(plan, op))
     return LATE_US + max(cublas_cycles(p, plan.target) / CYCLES_PER_US,
                          _nbytes(plan, op, in_place) / GEMM_BYTES_PER_US) \
         + (UPDATE_FACTOR * separate if p.layout == "tn" else separate)

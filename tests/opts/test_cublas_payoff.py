@@ -97,6 +97,29 @@ def test_the_times_that_are_expected_grow_with_the_batch() -> None:
         assert many[name].cublas > 4 * few[name].cublas
 
 
+@pytest.mark.parametrize(("precision", "layers", "batch", "optimizer", "taken"), [
+    ("tf32", (4096, 4096, 4096, 10), 1024, ADAM, "fc1 fc2 input"),
+    ("tf32", (2048, 2048, 2048, 10), 16384, ADAM, "fc1 fc2 input"),
+    ("tf32", (2048, 2048, 2048, 10), 256, Optimizer(), "fc1 fc2 input"),
+    ("tf32", (784, 512, 512, 10), 16384, ADAM, "fc2"),
+    ("bf16", (2048, 2048, 2048, 10), 256, ADAM, ""),
+    ("bf16", (8192, 8192, 8192, 10), 1024, Optimizer(), "input"),
+    ("bf16", (4096, 4096, 4096, 10), 4096, Optimizer(), "fc1 fc2"),
+    ("bf16", (4096, 4096, 4096, 10), 16384, ADAM, "fc1 fc2")], ids=str)
+def test_gradients_are_the_librarys_where_steps_were_measured_to_be_shorter(
+        precision: str, layers: tuple[int, ...], batch: int, optimizer: Optimizer,
+        taken: str) -> None:
+    """docs/notes/mma.md has the steps. "fc1" is its weight gradient, "input" fc2's input
+    gradient."""
+    network, recipe, data_spec = Network(layers), Recipe(batch, optimizer), DataSpec(4 * batch)
+    plan = select(f"mma,{precision}", network, 4, CAPABLE, batch=batch, recipe=recipe,
+                  data_spec=data_spec).apply(training_step(network, recipe, data_spec))[0]
+    found = {"input" if each.op.name == "fc2.input_grad" else each.op.name.partition(".")[0]
+             for each in expected_times(plan)
+             if each.is_faster and not each.op.name.endswith("forward")}
+    assert found == {*taken.split()}
+
+
 @pytest.mark.parametrize(("precision", "aligned"), [("tf32", 4), ("bf16", 8)])
 def test_rows_that_are_not_aligned_are_left_to_mma(precision: str, aligned: int) -> None:
     """Whichever operand has them."""

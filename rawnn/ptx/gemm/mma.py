@@ -56,10 +56,10 @@ STREAMED_ROWS, STREAMED_WEIGHTS = 64, 1 << 23
 
 
 def streams_weights(p: GemmShape, target: Target) -> bool:
-    """Whether an update in float32 is bound by reading and writing its weights, more than an L2
-    cache holds: the model of tiles does not know device memory."""
-    return target.has("wgmma") and p.layout == "tn" and p.size == 4 and p.k <= STREAMED_ROWS \
-        and p.m * p.n >= STREAMED_WEIGHTS
+    """Whether an update is bound by reading and writing its weights, more than an L2 cache holds:
+    the model of tiles does not know device memory."""
+    return target.has("wgmma") and p.layout == "tn" and p.size in (2, 4) \
+        and p.k <= STREAMED_ROWS and p.m * p.n >= STREAMED_WEIGHTS
 
 
 @cache
