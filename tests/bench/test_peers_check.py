@@ -15,7 +15,7 @@ from rawnn.bench.peers.numpy_system import Loop, unchanged
 from rawnn.bench.peers.process import SystemProcess, missing
 from rawnn.bench.peers.rawnn_system import Training, dataset
 from rawnn.bench.peers.training_problem import Problem
-from rawnn.bench.peers.worker import TRUTH, Prepare, Program, first_losses
+from rawnn.bench.peers.worker import TRUTH, WINDOW, Prepare, Program, first_losses
 from rawnn.engine.machine import open_device
 from tests.bench.measuring import made_of, tiny
 
@@ -122,6 +122,14 @@ def test_a_coarse_class_may_be_as_far_away_as_rounding_explains() -> None:
     assert loss_check.share(known, large, made_of(truth + 9 * (others[0] - truth), "tf32")) > 1
     assert loss_check.share(known, large, made_of(others[0], "bf16")) == right.share(
         list(others[0]), "bf16")
+    # systems that multiply in float32 where tf32 is allowed do not make tf32 wrong, where bf16 is
+    # as far away
+    exact = [(name, made_of(truth, "tf32")) for name in ("torch", "jax")]
+    assert loss_check.share(loss_check.reference(made[:3] + exact), large,
+                            made_of(others[0], "tf32")) > 1
+    rough = [(name, made_of(others[0], "bf16")) for name in ("torch", "jax")]
+    assert loss_check.share(loss_check.reference(made[:3] + exact + rough), large,
+                            made_of(others[0], "tf32")) < 0.5
     # tensor cores cut tf32 off, which is one more way, and that of larger networks; bf16 has none
     cut = loss_check.losses(chaotic, loss_check.cut_off(10))
     assert right.share(list(cut), "tf32") > 1
@@ -138,6 +146,22 @@ def test_a_coarse_class_may_be_as_far_away_as_rounding_explains() -> None:
     for change in ({"optimizer": "sgd"}, {"seed": 4}):
         other = msgspec.structs.replace(chaotic, **change)
         assert used(loss_check.losses(other, by_tf32)) > 2
+
+
+def test_runs_may_part_from_the_truth_a_window_apart() -> None:
+    truth = np.linspace(3, 1, 5 * WINDOW)
+
+    def parting(step: int, distance: float = 1.0) -> Any:
+        return made_of([*truth[:step], *(truth[step:] + distance)], "float32")
+
+    made = [("torch", made_of(truth, loss_check.TRUTH)), ("torch", parting(3 * WINDOW)),
+            ("jax", parting(3 * WINDOW)), ("rawnn", parting(2 * WINDOW))]
+    right = loss_check.reference(made)
+    assert right is not None
+    assert right.cost.tolist() == [0, 0, 1, 1, 1]
+    assert right.share(parting(2 * WINDOW, 7.0).losses, "float32") < 1
+    assert right.share(parting(2 * WINDOW, 9.0).losses, "float32") > 1
+    assert right.share(parting(WINDOW, 0.1).losses, "float32") > 1
 
 
 def test_what_rounding_hardly_moves_is_forgiven_nothing() -> None:

@@ -11,6 +11,7 @@ a share of the loss itself for what rounding does to it, and SLACK times what fl
 very run: training amplifies rounding, in some networks by more than any fixed tolerance. That cost
 is the median over the systems of their float32 losses' distance from the truth; of two systems the
 greater, but at most ALIKE times the lesser. One that is wrong does not move it far in either case.
+It is the greatest up to the window that follows, as runs do not begin to part at the same step.
 
 No fixed share of a loss says how far tf32 may move it, either. So where a program's losses are
 further from the truth than the fixed shares allow, its network is trained WAYS times in NumPy, with
@@ -171,13 +172,13 @@ def _longest(made: Sequence[tuple[str, ReadyProgram]], precision: str
 
 def _usual_cost(found: Sequence[NDArray[np.float64]], right: NDArray[np.float64]
                 ) -> NDArray[np.float64]:
-    """How far the losses of one precision in several systems usually are from the truth, by
-    windows."""
+    """How far the losses of one precision in several systems usually are from the truth up to the
+    end of the window behind each window."""
     costs = [np.maximum.accumulate(np.abs(windows(each) - windows(right))) for each in found]
     usual = np.asarray(np.median(costs, axis=0))
     if len(costs) == 2:
         usual = np.minimum(np.maximum(*costs), ALIKE * np.minimum(*costs))
-    return np.asarray(np.nan_to_num(usual, nan=0.0))
+    return np.asarray(np.nan_to_num(np.append(usual[1:], usual[-1:]), nan=0.0))
 
 
 @lru_cache(4)
@@ -195,9 +196,9 @@ def share(right: Reference | EnsembleReference, problem: Problem, program: Ready
         return found
     work = _work(problem)
     if work > WAYS * MOST_WORK:
-        coarse = right.coarse.get(program.precision) if isinstance(right, Reference) else None
-        return found if coarse is None else \
-            right.share(program.losses, program.precision, SLACK * coarse)
+        costs = right.coarse if isinstance(right, Reference) else {}
+        return right.share(program.losses, program.precision, np.maximum(
+            SLACK * costs.get(program.precision, 0.0), TIMES * costs.get("bf16", 0.0)))
     away = [right.distance(each) for each in
             _rounded_runs(problem, program.precision, WAYS if work <= MOST_WORK else 0)]
     if not away:
