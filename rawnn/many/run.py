@@ -234,6 +234,8 @@ class ManyRun:
             if self._store is not None:
                 error.args = (f"{error}; {how_to_continue(self._store.directory, 'continue')}",)
             raise
+        if self._loop.stopped and self.unsaved is None:
+            self.notify(f"stopped: {self._loop.stopped}")
         many = Many(self.checkpoint(), self._environment(), self._loop.is_interrupted, number,
                     tuple(self._notes), self._dataset_of, self._again())
         if self.unsaved is not None:

@@ -216,6 +216,8 @@ def test_a_listener_stops_the_run_and_a_resumed_one_ends_alike() -> None:
     part = rawnn.train_many(**OPTIONS, lr=[0.02, 0.01, 0.3], listener=Recorder(
         lambda recorder, report: recorder.run.stop("enough") if report.epoch == 1 else None))
     assert {member.epochs for member in part} == {1}
+    assert [note for note in part.notes if note.startswith("stopped")] == ["stopped: enough"]
+    assert not any(note.startswith("stopped") for note in whole.notes)
     resumed = part.resume()
     assert np.array_equal(resumed.scores(), whole.scores())
     for one, other in zip(resumed, whole, strict=True):
