@@ -30,6 +30,8 @@ from tests import requires
 pytestmark = pytest.mark.gpu
 
 SHAPES = ((64, 784, 784), (1, 1, 1), (33, 65, 17), (128, 10, 100), (130, 129, 131), (520, 392, 300))
+STREAMED = (2056, 4104, 24)
+"""An update whose weights stream from memory, by `mma` in small tiles."""
 UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8, "float8_e4m3": 2.0**-4,
         "float8_e5m2": 2.0**-3}
 """Half a unit of the last place."""
@@ -155,7 +157,7 @@ def test_products(lowering: Lowering, impl: str, types: tuple[str, str, str], co
 def test_updates(lowering: Lowering, impl: str, operand: str, weight: str, compute: str) -> None:
     needs(lowering, impl, operand)
     rng, lr, decay = np.random.default_rng(6), 0.125, 0.25
-    for rows, cols, batch in SHAPES:
+    for rows, cols, batch in (*SHAPES, *([STREAMED] if impl == "mma" else [])):
         tensors = {
             "dz": Tensor("dz", (batch, rows), operand, Role.BATCH),
             "x": Tensor("x", (batch, cols), operand, Role.BATCH),
@@ -188,7 +190,7 @@ def test_updates_of_other_optimizers(lowering: Lowering, impl: str, operand: str
                                      kind: str) -> None:
     needs(lowering, impl, operand)
     rng, state = np.random.default_rng(8), ("v",) if kind == "weight_momentum" else ("m", "v")
-    for rows, cols, batch in SHAPES:
+    for rows, cols, batch in (*SHAPES, *([STREAMED] if impl == "mma" else [])):
         matrices = {"w": "float32", "copy": "bfloat16", **dict.fromkeys(state, "float32")}
         tensors = {n: Tensor(n, (rows, cols), t, Role.STATE) for n, t in matrices.items()}
         tensors |= {n: Tensor(n, (rows,), "float32", Role.STATE)
