@@ -53,6 +53,7 @@ CHECKED = {
     "ops-scaled": "the loss in the last product: `wgmma_scaled`",
     "ops-flat": "elementwise kernels, updates and sums of columns",
     "vanish": "losses of probabilities that vanish",
+    "updates": "updates of 16-bit products, streamed weights included",
 }
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 NOT_REACHED = "NOT REACHED"

@@ -153,7 +153,8 @@ def against_the_best(results: Results) -> list[Grid]:
 MOST_SLOWER = 3
 """Networks on which rawnn is slower that the first page names; its page of limits has all."""
 SLOWER_FILES = {SAMPLE: "sample", "sample-h100": "sample", "sweep-h200": "sweep",
-                "peers-h200": "peers", "grid-h200": "grid", "grid-h200-5": "grid"}
+                "peers-h200": "peers", "grid-h200": "grid", "grid-h200-rest": "grid",
+                "grid-h200-0": "grid"}
 """Results files -> their suite, which networks on which rawnn is slower are looked for in."""
 
 
