@@ -20,7 +20,8 @@ tf32 also once with operands that are cut off, as tensor cores do with those tha
 rounded. Each is as valid a run as the program's own. The program may be as far away as TIMES the
 furthest of them. What is wrong by more than rounding is still found, and a network that rounding
 hardly moves gets no wider tolerance. A network for which that would take minutes is allowed what
-its precision costs the systems, as in float32.
+its precision costs the systems, as in float32, or TIMES what bf16 costs them: at a batch of one
+others multiply in float32 where tf32 is allowed, which says nothing of tf32.
 """
 
 from __future__ import annotations
