@@ -27,7 +27,6 @@ class Group:
         self.asked: list[Any] = []
         self.given_back: list[str] = []
         self.versions = {"numpy": "2.9"}
-        self.last = ready
 
     def __call__(self, systems: tuple[str, ...], problems: int, memory: int | None) -> Group:
         self.made.append((systems, problems, memory))
@@ -62,9 +61,7 @@ class Group:
 
         return SimpleNamespace(
             problem=problem, system=system, programs=[made_of([1.0])], reason="", time=time,
-            forget=lambda: self.given_back.append(f"forget {problem.name} {system}"),
-            lane=SimpleNamespace(is_idle=problem.name in self.last,
-                                 renew=lambda: self.given_back.append(f"renew {system}")))
+            forget=lambda: self.given_back.append(f"{problem.name} {system}"))
 
 
 def compared(monkeypatch: pytest.MonkeyPatch, group: Group, names: str, said: list[str],
@@ -81,9 +78,7 @@ def compared(monkeypatch: pytest.MonkeyPatch, group: Group, names: str, said: li
 
 
 def test_networks_are_made_ready_in_groups_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lanes begin anew behind the last large one that they had ready."""
     group, said = Group("abcLM"), list[str]()
-    group.last = "bMc"
     found = compared(monkeypatch, group, "aLMbc", said, at_once=3, timeout_s=90.0)
     asked = [a for a in group.asked if isinstance(a, list)]
     assert asked == [["a", "L", "M"], ["b", "c"]]
@@ -91,9 +86,7 @@ def test_networks_are_made_ready_in_groups_and_given_back(monkeypatch: pytest.Mo
     assert [a for a in group.asked if not isinstance(a, list)] == [
         Prepare(tiny(name=name), "sim" if system == "rawnn" else "host", [f"{system} of {name}"],
                 90.0, name in "LM") for name in "aLMbc" for system in ("rawnn", "numpy")]
-    backs = [[f"forget {n} {s}", *([f"renew {s}"] if n == "M" else [])]
-             for n in "aLMbc" for s in ("rawnn", "numpy")]
-    assert group.given_back == [back for several in backs for back in several]
+    assert group.given_back == [f"{n} {s}" for n in "aLMbc" for s in ("rawnn", "numpy")]
     assert found.environment.libraries["numpy"] == "2.9"
     assert [(e.case, e.median("step_us")) for e in found.results.entries()] == [
         (f"sample/{n}", 250.0) for n in "aLMbc" for _ in "ab"]
@@ -180,16 +173,14 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> list[Process]:
     return Process.made
 
 
-def asked(name: str, seconds: float = 20.0) -> Prepare:
-    return Prepare(tiny(name=name), "host", [], seconds)
+def asked(name: str, *, is_large: bool = False) -> Prepare:
+    return Prepare(tiny(name=name), "host", [], 20.0, is_large)
 
 
 def test_a_lane_keeps_what_is_ready_and_begins_anew_without_what_broke(processes: list[Process]
                                                                        ) -> None:
     lane = Lane("numpy", 3)
-    assert lane.is_idle
     one, dies, two = (lane.prepare(asked(name)) for name in ("one", "dies", "two"))
-    assert not lane.is_idle
     assert (one.system, one.reason, len(one.programs), len(two.programs)) == ("numpy", "", 1, 2)
     assert dies.time(0, 5.0).reason == "it died"
     assert (dies.reason, one.reason) == ("it died", "")
@@ -213,6 +204,25 @@ def test_a_lane_keeps_what_is_ready_and_begins_anew_without_what_broke(processes
     lane.renew()
     assert third.calls[3:] == ["close"]
     assert len(processes) == 3
+
+
+def test_a_lane_begins_anew_once_nothing_is_ready_where_it_had_a_large_problem(
+        processes: list[Process]) -> None:
+    """Whichever is forgotten last, in whichever process the large one was made ready."""
+    lane = Lane("numpy", 1)
+    for large_first, breaks in ((True, False), (False, False), (True, True)):
+        ready = [lane.prepare(asked(name, is_large=(name == "large")))
+                 for name in (("large", "small") if large_first else ("small", "large"))]
+        if breaks:
+            lane.prepare(asked("broken"))
+        process = processes[-1]
+        ready[0].forget()
+        assert "close" not in process.calls
+        ready[1].forget()
+        assert process.calls[-1] == "close"
+        assert processes[-1].calls == []
+    lane.prepare(asked("small")).forget()
+    assert processes[-1].calls[-1] == ("forget", "small")
 
 
 def test_what_is_not_ready_again_says_so(processes: list[Process], monkeypatch: pytest.MonkeyPatch

@@ -60,22 +60,19 @@ class Prepared:
 
 
 class Lane:
-    """One system's process, and what it has made ready."""
+    """One system's process, and what it has made ready. A process that has made a large problem
+    ready ends with the last that is forgotten: a system's allocator may keep what it once had."""
 
     def __init__(self, system: str, cores: int) -> None:
         self.system, self._cores = system, cores
         self.process = SystemProcess(system, cores)
         self._prepared: list[tuple[Prepare, Prepared]] = []
-        self._closed = False
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing is ready in it."""
-        return not self._prepared
+        self._had_large = self._closed = False
 
     def prepare(self, command: Prepare) -> Prepared:
         """Make a problem's programs ready. Never raises."""
         prepared = Prepared(command.problem, self)
+        self._had_large |= command.is_large
         prepared.programs = self.process.prepare(command, command.seconds + GRACE_S)
         if self.process.lost:
             prepared.reason = self.process.lost
@@ -91,6 +88,7 @@ class Lane:
         self.process.close()
         self.process = SystemProcess(self.system, self._cores)
         still_right, self._prepared = [k for k in self._prepared if not k[1].reason], []
+        self._had_large = any(command.is_large for command, _ in still_right)
         for command, prepared in still_right:
             again = self.process.prepare(command, command.seconds + GRACE_S)
             if self.process.lost or len(again) != len(prepared.programs):
@@ -102,7 +100,10 @@ class Lane:
         """Drop a problem's programs."""
         if any(p is prepared for _, p in self._prepared):
             self._prepared = [k for k in self._prepared if k[1] is not prepared]
-            self.process.forget(prepared.problem.name)
+            if self._had_large and not self._prepared:
+                self.renew()
+            else:
+                self.process.forget(prepared.problem.name)
 
     def close(self) -> None:
         """End the process, and start no other."""

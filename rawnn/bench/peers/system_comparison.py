@@ -8,6 +8,7 @@ while all others wait.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -79,9 +80,9 @@ class Rules:
     def group(self, problems: Sequence[Problem]) -> Sequence[Problem]:
         """The first of some problems that are made ready together: one, and as many more as the
         memory has room for."""
-        taken = accumulate(map(self._bytes, problems[:self.at_once]))
+        taken = [*accumulate(map(self._bytes, problems[:self.at_once]))]
         room = inf if self.memory is None else ROOM * self.memory
-        return problems[:max(1, sum(1 for _ in takewhile(lambda bytes_: bytes_ <= room, taken)))]
+        return problems[:max(1, bisect_right(taken, room))]
 
     def _bytes(self, problem: Problem) -> int:
         return problem.program_bytes * (LARGE_PROGRAMS if self.is_large(problem) else PROGRAMS)
@@ -315,8 +316,6 @@ def _compared_group(group: Sequence[Problem], rules: Rules, lanes: Lanes, harnes
         variants = timed_in_turns(tasks[problem.name], prepared, rules, harness)
         for each in prepared:
             each.forget()
-            if rules.is_large(problem) and each.lane.is_idle:
-                each.lane.renew()  # its system's allocator may keep what it once had
         if harness.interrupted and not rules.records_losses:
             return
         is_first = False
