@@ -22,12 +22,12 @@ from rawnn.bench.peers.training_problem import (
     Loss,
     Problem,
     Rule,
+    fixed,
     log_uniform,
 )
 from rawnn.common.random import permutation
 
 Item = TypeVar("Item")
-Number = TypeVar("Number", bound=np.generic)
 
 ENSEMBLE_VERSION = 1
 """Of `sampled_ensemble`: another version makes other ensembles of the same seeds."""
@@ -110,22 +110,16 @@ class Ensemble(Problem, frozen=True, kw_only=True):
 def _initial(problem: Ensemble, members: tuple[int, ...]) -> list[Array]:
     network = problem.config("best", "host").network()
     each = _in_threads(lambda i: list(network.initial(problem.seed + i).values()), members)
-    return [_fixed(np.stack([np.asarray(a, np.float32) for a in arrays]))
+    return [fixed(np.stack([np.asarray(a, np.float32) for a in arrays]))
             for arrays in zip(*each, strict=True)]
 
 
 @lru_cache(4)
 def _order(problem: Ensemble, epoch: int, members: tuple[int, ...]) -> NDArray[np.int32]:
     if not problem.shuffle:
-        return _fixed(np.tile(np.arange(problem.examples, dtype=np.int32), (len(members), 1)))
-    return _fixed(np.stack(_in_threads(
+        return fixed(np.tile(np.arange(problem.examples, dtype=np.int32), (len(members), 1)))
+    return fixed(np.stack(_in_threads(
         lambda i: permutation(problem.seed + i, epoch, problem.examples), members)))
-
-
-def _fixed(array: NDArray[Number]) -> NDArray[Number]:
-    """The array, which several programs share, so that none of them writes into it."""
-    array.flags.writeable = False
-    return array
 
 
 def _in_threads(make: Callable[[int], Item], members: Sequence[int]) -> list[Item]:

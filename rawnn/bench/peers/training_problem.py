@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -41,6 +41,7 @@ Rule = Literal["sgd", "adam"]
 LEARNING_RATES: dict[Rule, float] = {"sgd": 0.05, "adam": 1e-3}
 
 Array = NDArray[np.float32]
+Number = TypeVar("Number", bound=np.generic)
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,10 +153,13 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 def _initial(problem: Problem) -> list[Array]:
     """All programs of a problem begin with the same: 400 million weights take five seconds."""
     start = problem.config("best", "host").network().initial(problem.seed)
-    found = [np.asarray(a, np.float32) for a in start.values()]
-    for array in found:
-        array.setflags(write=False)
-    return found
+    return [fixed(np.asarray(a, np.float32)) for a in start.values()]
+
+
+def fixed(array: NDArray[Number]) -> NDArray[Number]:
+    """The array, which several programs share, so that none of them writes into it."""
+    array.flags.writeable = False
+    return array
 
 
 def sampled(seed: int) -> Problem:
