@@ -29,16 +29,17 @@ from rawnn.ptx.kernel_registry import ceil
 GEMM_BYTES_PER_US = 3.3e6
 """Bytes that a GEMM at most reads and writes in a microsecond."""
 SEPARATE_BYTES_PER_US, BIAS_BYTES_PER_US = {4: 3.3e6, 2: 2.0e6}, 2.0e6
-"""Those of a separate kernel in a step, by bytes of an operand's element: GEMMs of four bytes leave
-more of the memory's time to what runs beside them. And those of a bias gradient."""
+"""Bytes that a separate kernel in a step moves in a microsecond: by bytes of an element of the
+GEMM's operands, as GEMMs of four bytes leave more of the memory's time to what runs beside them;
+and a bias gradient."""
 SEPARATE_US = 3.0
 """Microseconds by which a separate kernel delays a step besides its bytes."""
 UPDATE_FACTOR = 0.5
 """The part of a separate update's time by which a step is longer: the rest overlaps with the
 backward pass."""
 OWN_16_BIT, OWN_16_BIT_LONG, LONG_SUM = 0.75, 0.8, 4096
-"""The part of the time predicted by the model of `mma` that its kernels take for a large GEMM of
-16-bit operands; for a weight gradient of sums that are LONG_SUM or longer; and that length."""
+"""The parts of the time predicted by the model of `mma` that its kernels take for a large GEMM of
+16-bit operands, and for a weight gradient that sums LONG_SUM rows or more."""
 LATE_US = 1.5
 """Microseconds by which a GEMM of cuBLASLt is late: it does not start before its predecessor ends
 (`pdl`)."""
